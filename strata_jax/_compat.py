@@ -1,0 +1,184 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""The only file that looks at JAX versions or touches JAX's private modules."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import jaxlib
+from absl import logging
+from jax._src import distributed
+from jax._src.interpreters import mlir
+from jax._src.lax import parallel
+from jax._src.lib.mlir import ir
+from jax._src.sharding_impls import SPMDAxisContext
+from jaxlib import _jax, _xla
+
+# The window that is tested; DONATION_SINCE is the first release whose compile hook keeps donation.
+OLDEST = (0, 10, 2)
+NEWEST_TESTED = (0, 12, 0)
+DONATION_SINCE = (0, 11, 0)
+
+# Stage of the compile hook: before scheduling, in xla/service/xla_transform.h.
+_PRE_SCHEDULER = 0
+
+ALLOCATOR_LIBRARY = "libjax_common.so"
+
+
+def version_tuple(version: str) -> tuple[int, int, int]:
+    """Returns the first three numbers of a version, e.g. (0, 12, 0) of "0.12.0.1"."""
+    numbers = [int(n) for n in re.findall(r"\d+", version)[:3]]
+    return cast("tuple[int, int, int]", tuple(numbers + [0] * (3 - len(numbers))))
+
+
+JAX_VERSION = version_tuple(jax.__version__)
+
+
+def donation_survives_hook() -> bool:
+    """Whether a program that the hook changed still donates its buffers."""
+    return JAX_VERSION >= DONATION_SINCE
+
+
+def check_window(
+    jax_version: str = jax.__version__, jaxlib_version: str = jaxlib.__version__
+) -> None:
+    """Raises for a JAX that is too old, logs a warning for one that is newer than tested."""
+    for name, version in (("jax", jax_version), ("jaxlib", jaxlib_version)):
+        if version_tuple(version) < OLDEST:
+            raise RuntimeError(
+                f"strata_jax needs {name} {'.'.join(map(str, OLDEST))} or newer, found {version}; "
+                f"run: pip install --upgrade jax jaxlib"
+            )
+        if version_tuple(version) > NEWEST_TESTED:
+            logging.warning(
+                "strata_jax is tested up to %s %s, found %s; if results or compilation look "
+                "wrong, pin %s or file an issue",
+                name,
+                ".".join(map(str, NEWEST_TESTED)),
+                version,
+                name,
+            )
+
+
+def running_ffi_api_version() -> tuple[int, int]:
+    """Returns the FFI API version of the installed jaxlib, read from the header that it ships."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
+    return int(found["MAJOR"]), int(found["MINOR"])
+
+
+def register_ffi(
+    types: dict[str, dict[str, object]], targets: dict[str, dict[str, object]]
+) -> None:
+    """Registers state types and handlers for CPU, at any time.
+
+    Types go to jaxlib directly: until a backend exists jax.ffi queues both and flushes targets
+    before types, which XLA refuses.
+    """
+    for name, capsules in types.items():
+        _jax.register_custom_type(name, capsules)
+    for name, stages in targets.items():
+        jax.ffi.register_ffi_target(name, stages, platform="cpu")
+
+
+def register_hlo_transform(name: str, callback: Callable[[bytes], bytes | None]) -> None:
+    """Registers the compile hook. Not through jax.extend, which starts all backends."""
+    _xla.register_xla_transform(name, _PRE_SCHEDULER, callback)
+
+
+def clear_hlo_transform(name: str) -> None:
+    """Removes the compile hook."""
+    _xla.clear_xla_transform(name, _PRE_SCHEDULER)
+
+
+def num_distributed_processes() -> int:
+    """Returns the number of processes of the jax.distributed job, 1 without one."""
+    return int(distributed.global_state.num_processes or 1)
+
+
+def launched_as_distributed() -> bool:
+    """Whether jax.distributed.initialize() was called."""
+    return distributed.global_state.client is not None
+
+
+def distributed_process_index() -> int:
+    """Returns the index of this process in the jax.distributed job, 0 without one."""
+    return int(distributed.global_state.process_id or 0)
+
+
+class ModuleInfo:
+    """What the mark needs to know of a module that JAX is about to lower."""
+
+    def __init__(self, kwargs: dict[str, Any]) -> None:
+        self.for_cpu = "cpu" in kwargs["platforms"]
+        self.for_export = bool(kwargs["lowering_parameters"].for_export)
+        self.donates = any(kwargs["donated_args"])
+
+
+def wrap_lowering(
+    around: Callable[[ModuleInfo], contextlib.AbstractContextManager[dict[str, str]]],
+) -> None:
+    """Wraps the lowering of every module, for good.
+
+    Args:
+        around: enters before a module is lowered; the frontend attributes that it yields are put on
+            the module, where the compile hook and the compilation cache's key see them.
+    """
+    lower = mlir.lower_jaxpr_to_module
+
+    def lower_and_mark(*args: Any, **kwargs: Any) -> Any:
+        with around(ModuleInfo(kwargs)) as attributes:
+            result = lower(*args, **kwargs)
+        if attributes:
+            with result.module.context:
+                values = {name: ir.StringAttr.get(value) for name, value in attributes.items()}
+                operation = result.module.operation
+                if "mhlo.frontend_attributes" in operation.attributes:
+                    for old in ir.DictAttr(operation.attributes["mhlo.frontend_attributes"]):
+                        values.setdefault(old.name, old.attr)
+                operation.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(values)
+        return result
+
+    mlir.lower_jaxpr_to_module = lower_and_mark
+
+
+# The primitives of all-reduce by the kind that they reduce with.
+ALL_REDUCE_PRIMITIVES = {
+    parallel.psum_p: "sum",
+    parallel.psum_invariant_p: "sum",
+    parallel.pmax_p: "max",
+    parallel.pmin_p: "min",
+}
+
+LoweringRule = Callable[..., Sequence[Any]]
+
+
+def override_cpu_lowering(primitive: Any, rule: Callable[[LoweringRule], LoweringRule]) -> None:
+    """Puts `rule(original_rule)` in front of a primitive's lowering on CPU, for good."""
+    mlir.register_lowering(primitive, rule(mlir._lowerings[primitive].rule), platform="cpu")
+
+
+def manual_replica_groups(
+    ctx: Any, axes: Sequence[Any], axis_index_groups: Any
+) -> list[list[int]] | None:
+    """Returns the replica groups over named axes, None outside a fully manual region."""
+    axis_context = ctx.module_context.axis_context
+    if not isinstance(axis_context, SPMDAxisContext):
+        return None
+    if set(axis_context.manual_axes) != set(axis_context.mesh.axis_names):
+        return None
+    if any(isinstance(axis, int) for axis in axes):
+        return None
+    groups = parallel._replica_groups(axis_context, axes, axis_index_groups)
+    return [list(map(int, group)) for group in groups]
+
+
+@contextlib.contextmanager
+def no_attributes() -> Iterator[dict[str, str]]:
+    """A context for `wrap_lowering` that leaves the module alone."""
+    yield {}

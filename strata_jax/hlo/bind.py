@@ -1,0 +1,134 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""Writes Strata calls into the proto: the custom call, and the identity by which ranks find it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strata_jax.hlo import attributes, schema
+from strata_jax.hlo.find import TARGET, Call
+from strata_jax.hlo.graph import Graph
+
+# What an all-reduce or a custom call has beyond a name, a shape and inputs. Layout constraints are
+# among them: layouts are assigned long before the hook, and XLA would check one for each operand.
+_CALL_FIELDS = (
+    "backend_config",
+    "backend_config_payload",
+    "called_computation_ids",
+    "channel_id",
+    "collective_device_list",
+    "constrain_layout",
+    "custom_call_api_version",
+    "custom_call_has_side_effect",
+    "custom_call_target",
+    "iota_collective_device_list",
+    "mesh_axes_replica_group_list",
+    "operand_shapes_with_layout",
+    "replica_groups",
+    "use_global_device_ids",
+)
+
+
+def clear_call(instruction: Any) -> None:
+    """Take from an instruction all that makes it a collective or a custom call."""
+    for field in _CALL_FIELDS:
+        instruction.ClearField(field)
+
+
+def _make_call(instruction: Any, values: dict[str, attributes.Value]) -> None:
+    clear_call(instruction)
+    instruction.opcode = "custom-call"
+    instruction.custom_call_target = TARGET
+    instruction.custom_call_api_version = schema.API_VERSION_TYPED_FFI
+    instruction.backend_config = attributes.encode(values)
+
+
+def make_error(instruction: Any, text: str) -> None:
+    """Turn a call into one that fails when the program is compiled."""
+    _make_call(instruction, {"error": text})
+
+
+def add_error(module: Any, text: str, unused_name: Callable[[str], str]) -> None:
+    """Add a call to the module that fails when the program is compiled.
+
+    The collective that the text is about keeps its form: what verifies it stays content, whatever
+    it is.
+    """
+    for computation in module.computations:
+        if computation.id == module.entry_computation_id:
+            instruction = schema.HloInstructionProto(
+                name=unused_name(TARGET),
+                id=Graph(computation).new_id(),
+                shape=schema.ShapeProto(element_type=schema.U32, layout={}),
+            )
+            make_error(instruction, text)
+            instruction.custom_call_has_side_effect = True  # else it is dead code
+            computation.instructions.insert(0, instruction)
+
+
+def fingerprint(calls: Sequence[Call]) -> int:
+    """Return 64 signed bits that are equal where the same collectives run in the same order.
+
+    Names, ids, metadata and everything else in the module differ between processes that compile the
+    same program: paths of files, number of cores, constants that depend on the process.
+    """
+    skeleton = [
+        (
+            call.kind,
+            call.groups,
+            [(shape.element_type, tuple(shape.dimensions)) for shape in call.shapes],
+        )
+        for call in calls
+    ]
+    digest = hashlib.sha256(repr(skeleton).encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def bind(
+    module_name: str,
+    calls: Sequence[Call],
+    finishes: Sequence[int],
+    devices: Sequence[int],
+    unused_name: Callable[[str], str],
+) -> None:
+    """Make every call a custom call with its identity.
+
+    Args:
+        module_name: name of the module, which ranks that miss each other report.
+        calls: all calls of the module in the order of their index.
+        finishes: for each, how it is completed, see cost.py.
+        devices: global device id of each partition.
+        unused_name: makes an instruction name that the module does not have yet.
+    """
+    identity = fingerprint(calls)
+    partition_ids: dict[int, Any] = {}
+    for index, (call, finish) in enumerate(zip(calls, finishes, strict=True)):
+        graph, instruction = call.graph, call.instruction
+        computation = graph.proto
+        if computation.id not in partition_ids:
+            partition_ids[computation.id] = schema.HloInstructionProto(
+                name=unused_name("strata-partition-id"),
+                opcode="partition-id",
+                id=graph.new_id(),
+                shape=schema.ShapeProto(element_type=schema.U32, layout={}),
+            )
+            # First in the list, because operands have to come before their users.
+            computation.instructions.insert(0, partition_ids[computation.id])
+        groups, group_size = attributes.flatten(call.groups)
+        _make_call(
+            instruction,
+            {
+                "devices": devices,
+                "finish": finish,
+                "fp": identity,
+                "group_size": group_size,
+                "groups": groups,
+                "kind": call.kind,
+                "module": module_name,
+                "name": instruction.name,
+                "op": index,
+            },
+        )
+        instruction.operand_ids.append(partition_ids[computation.id].id)

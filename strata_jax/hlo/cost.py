@@ -1,0 +1,272 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""How each Strata call hands back to XLA: inline, shared or through lanes, decided statically.
+
+Completing a call runs the rest of a device's program, up to its next Strata call, on the completing
+thread. Inline, the last device to arrive does this for all peers one after another: the fastest way
+where little work follows, and a loss where much does. If that rest can block on another device it
+must not run on a shared thread at all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strata_jax.hlo import schema
+from strata_jax.hlo.find import Call
+from strata_jax.hlo.graph import LOCAL_MASK, Graph
+
+INLINE, SHARED, LANE = 0, 1, 2
+
+# Microseconds of serialised work, (group size - 1) times what follows a call, up to which
+# completing inline is faster than waking another thread for each peer.
+INLINE_WORK_US = 15.0
+
+# Rates of one thread of XLA's, for estimates that are right within a small factor (2-core x86-64
+# host, jaxlib 0.12: dots of 64 to 256 run at 60e3 flop/us on both cores, a fusion of 1 KiB takes
+# 0.5 us and more, a sine 4 ns, sorting 2^18 floats 17 ns a comparison).
+_DOT_FLOPS_PER_US = 30e3
+_FLOPS_PER_US = 8e3
+_BYTES_PER_US = 10e3
+_INSTRUCTION_US = 0.4
+_TRANSCENDENTAL_FLOPS = 32
+_COMPARISON_FLOPS = 128
+
+# Iterations of a loop whose trip count XLA does not know.
+_UNKNOWN_TRIPS = 10
+_TRIP_COUNT = re.compile(rb'"known_trip_count":\{"n":"(\d+)"')
+
+_FREE = frozenset(
+    "add-dependency after-all bitcast constant get-tuple-element opt-barrier parameter "
+    "partition-id replica-id tuple".split()
+)
+_TRANSCENDENTAL = frozenset(
+    "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power sine "
+    "tan tanh".split()
+)
+_CUBIC = frozenset(("cholesky", "custom-call", "triangular-solve"))
+_SLICES = frozenset(("dynamic-slice", "gather", "slice"))
+_HEAVY = frozenset(("convolution", "dot", "fft", "sort")) | _TRANSCENDENTAL | _CUBIC
+
+# Opcodes that wait for something outside this device's program.
+BLOCKING_OPCODES = frozenset("infeed outfeed recv recv-done send send-done".split())
+# Custom calls of jaxlib and XLA on CPU that only compute. All others may block: host callbacks do,
+# and nothing is known of those of other packages.
+_COMPUTING_TARGETS = frozenset(
+    (
+        "AllocateBuffer",
+        "PadToStatic",
+        "SliceToDynamic",
+        "TopK",
+        "cpu_csr_sparse_dense_ffi",
+        "tridiagonal_solve_perturbed_ffi",
+    )
+)
+_COMPUTING_PREFIXES = ("lapack_", "__onednn$")
+
+
+def may_block(custom_call_target: str) -> bool:
+    """Say whether a custom call other than ours may wait for another device or the host."""
+    return custom_call_target not in _COMPUTING_TARGETS and not custom_call_target.startswith(
+        _COMPUTING_PREFIXES
+    )
+
+
+def _elements(shape: Any) -> int:
+    if shape.element_type == schema.TUPLE:
+        return sum(_elements(leaf) for leaf in shape.tuple_shapes)
+    return math.prod(shape.dimensions)
+
+
+def _arithmetic_us(opcode: str, instruction: Any, operands: Sequence[Any]) -> float:
+    """Time of the arithmetic of one instruction beyond reading and writing its buffers."""
+    elements = _elements(instruction.shape)
+    if opcode == "dot":
+        lhs = operands[0].shape.dimensions
+        contracting = instruction.dot_dimension_numbers.lhs_contracting_dimensions
+        return 2 * elements * math.prod(lhs[i] for i in contracting) / _DOT_FLOPS_PER_US
+    if opcode == "convolution":
+        kernel = operands[1].shape
+        features = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
+        weights = _elements(kernel) / max(1, kernel.dimensions[features])
+        return 2 * elements * weights / _DOT_FLOPS_PER_US
+    if opcode in ("sort", "fft"):
+        return _COMPARISON_FLOPS * elements * math.log2(elements + 1) / _FLOPS_PER_US
+    if opcode in _TRANSCENDENTAL:
+        return _TRANSCENDENTAL_FLOPS * elements / _FLOPS_PER_US
+    if opcode in _CUBIC:
+        largest = max((d for operand in operands for d in operand.shape.dimensions), default=1)
+        return 2 * elements * largest / _FLOPS_PER_US
+    return 0.0
+
+
+class CostModel:
+    """Estimates the work that follows each call of one module.
+
+    A call, and an instruction whose loop body or branch holds calls, ends the stretch of work
+    before it; `depths` counts both, so the work that follows a call is what has its depth.
+
+    Args:
+        computations: every computation of the module by id.
+        graphs: those that hold calls, themselves or in what they call.
+        counted: for each of `graphs`, its calls and its instructions that hold calls.
+        depths: for each of `graphs`, `Graph.depths(counted)`.
+        callers: for each of `graphs` but the entry, the one instruction that calls it.
+    """
+
+    def __init__(
+        self,
+        computations: Mapping[int, Any],
+        graphs: Mapping[int, Graph],
+        counted: Mapping[int, set[int]],
+        depths: Mapping[int, dict[int, int]],
+        callers: Mapping[int, tuple[int, int]],
+    ) -> None:
+        self._computations = computations
+        self._graphs = graphs
+        self._counted = counted
+        self._depths = depths
+        self._callers = callers
+        self._stretches_of: dict[int, list[float]] = {}
+        self._bodies: dict[int, float] = {}
+        self._fused: dict[int, tuple[float, dict[int, int], int | None]] = {}
+
+    def finish(self, call: Call) -> int:
+        """Return INLINE or SHARED for a call of a module in which nothing else blocks."""
+        work_us = self._after(call.graph.proto.id, call.local)
+        return INLINE if work_us * (call.group_size - 1) <= INLINE_WORK_US else SHARED
+
+    def _after(self, computation: int, local: int) -> float:
+        """Work after a counted instruction and before the next, also beyond the computation."""
+        stretches = self._stretches(computation)
+        depth = self._depths[computation][local]
+        work_us = stretches[depth]
+        if depth + 1 < len(stretches) or computation not in self._callers:
+            return work_us
+        # The last of its computation: what comes next is the next iteration, or the caller's rest.
+        caller, site = self._callers[computation]
+        rest_us = self._after(caller, site)
+        if self._graphs[caller].opcodes[site] == "while":
+            rest_us = max(rest_us, self._stretches(computation)[0])
+        return work_us + rest_us
+
+    def _stretches(self, computation: int) -> list[float]:
+        """Work of a computation that holds calls, by depth."""
+        if computation not in self._stretches_of:
+            graph, depths = self._graphs[computation], self._depths[computation]
+            counted = self._counted[computation]
+            stretches = [0.0] * (1 + max(depths.values()))
+            for local, opcode in graph.opcodes.items():
+                if opcode in _FREE:
+                    continue
+                if local not in counted:
+                    stretches[depths[local]] += self._instruction_us(graph.nodes, local, graph)
+                elif opcode != "custom-call":
+                    stretches[depths[local] - 1] += self._lead_us(graph.nodes[local])
+            self._stretches_of[computation] = stretches
+        return self._stretches_of[computation]
+
+    def _lead_us(self, holder: Any) -> float:
+        """Work inside a loop or branch before its first call."""
+        inside = [i for i in holder.called_computation_ids if i in self._graphs]
+        return max((self._stretches(i)[0] for i in inside), default=0.0)
+
+    def _instruction_us(self, nodes: Mapping[int, Any], local: int, graph: Graph) -> float:
+        instruction, opcode = nodes[local], graph.opcodes[local]
+        operands = [nodes[i] for i in graph.operands(local)]
+        return self._work_us(instruction, opcode, operands)
+
+    def _work_us(self, instruction: Any, opcode: str, operands: Sequence[Any]) -> float:
+        """Time of one instruction that holds no call."""
+        if opcode in _FREE:
+            return 0.0
+        if opcode in ("while", "call", "conditional"):
+            inside = [self._body_us(i) for i in instruction.called_computation_ids]
+            if opcode == "conditional":
+                return max(inside, default=0.0)
+            if opcode == "call":
+                return sum(inside)
+            trips = _TRIP_COUNT.search(instruction.backend_config)
+            return sum(inside) * (int(trips[1]) if trips else _UNKNOWN_TRIPS)
+        if opcode == "fusion":
+            return _INSTRUCTION_US + self._fusion_us(instruction, operands)
+        written = read = schema.array_bytes(instruction.shape)
+        if opcode == "dynamic-update-slice":
+            written = read = schema.array_bytes(operands[1].shape)
+        elif opcode not in _SLICES:
+            read = sum(schema.array_bytes(operand.shape) for operand in operands)
+        return (
+            _INSTRUCTION_US
+            + (read + written) / _BYTES_PER_US
+            + (_arithmetic_us(opcode, instruction, operands) if opcode in _HEAVY else 0.0)
+        )
+
+    def _body_us(self, computation: int) -> float:
+        """Work of a whole computation that holds no call."""
+        if computation not in self._bodies:
+            nodes = {i.id & LOCAL_MASK: i for i in self._computations[computation].instructions}
+            self._bodies[computation] = sum(
+                self._work_us(i, i.opcode, [nodes[o & LOCAL_MASK] for o in i.operand_ids])
+                for i in nodes.values()
+            )
+        return self._bodies[computation]
+
+    def _fusion_us(self, fusion: Any, operands: Sequence[Any]) -> float:
+        arithmetic_us, sliced, updated = self._inside_fusion(fusion.called_computation_ids[0])
+        num_bytes = schema.array_bytes(fusion.shape) if updated is None else updated
+        for number, operand in enumerate(operands):
+            # A parameter that is only sliced is read as far as its slices reach: a loop that takes
+            # one row a turn from a large array does not pay for the array.
+            part = sliced.get(number)
+            num_bytes += schema.array_bytes(operand.shape) if part is None else part
+        return arithmetic_us + num_bytes / _BYTES_PER_US
+
+    def _inside_fusion(self, computation: int) -> tuple[float, dict[int, int], int | None]:
+        """Return what `_read_fusion` does, which is run only where it can find something."""
+        if computation not in self._fused:
+            proto = self._computations[computation]
+            opcodes = [i.opcode for i in proto.instructions]
+            if _HEAVY.isdisjoint(opcodes) and _SLICES.isdisjoint(opcodes):
+                if "dynamic-update-slice" not in opcodes:
+                    self._fused[computation] = (0.0, {}, None)
+                    return self._fused[computation]
+            self._fused[computation] = _read_fusion(proto, opcodes)
+        return self._fused[computation]
+
+
+def _read_fusion(proto: Any, opcodes: Sequence[str]) -> tuple[float, dict[int, int], int | None]:
+    """Look into a fused computation.
+
+    Returns:
+        Time of its arithmetic; bytes read of each parameter that is only sliced; bytes written if
+        its result is an update in place, else None.
+    """
+    nodes: dict[int, Any] = {}
+    numbers: dict[int, int] = {}
+    partial: dict[int, int] = {}
+    whole: set[int] = set()
+    arithmetic_us, updated = 0.0, None
+    root = proto.root_id & LOCAL_MASK
+    for instruction, opcode in zip(proto.instructions, opcodes, strict=True):
+        local = instruction.id & LOCAL_MASK
+        nodes[local] = instruction
+        if opcode == "parameter":
+            numbers[local] = instruction.parameter_number
+            continue
+        inputs = [i & LOCAL_MASK for i in instruction.operand_ids]
+        if opcode in _HEAVY:
+            arithmetic_us += _arithmetic_us(opcode, instruction, [nodes[i] for i in inputs])
+        reads = None
+        if opcode in _SLICES:
+            reads = schema.array_bytes(instruction.shape)
+        elif opcode == "dynamic-update-slice":
+            reads = schema.array_bytes(nodes[inputs[1]].shape)
+            updated = reads if local == root else updated
+        if reads is not None and inputs[0] in numbers:
+            number = numbers[inputs[0]]
+            partial[number] = partial.get(number, 0) + reads
+            inputs = inputs[1:]
+        whole.update(numbers[i] for i in inputs if i in numbers)
+    return arithmetic_us, {n: b for n, b in partial.items() if n not in whole}, updated

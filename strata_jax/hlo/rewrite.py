@@ -1,0 +1,361 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""The compile hook: the all-reduces of a marked module become Strata calls.
+
+XLA calls it once a module, before scheduling: after partitioning, so that it sees what the
+partitioner inserted, and after layout assignment and fusion. It works on the serialised proto. It
+runs on a thread of XLA's in jaxlib 0.10 and on the caller's in later ones, so it uses no context of
+a thread and imports nothing lazily.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from absl import logging
+
+from strata_jax.hlo import cost, schema
+from strata_jax.hlo.attributes import is_bound
+from strata_jax.hlo.bind import add_error, bind, make_error
+from strata_jax.hlo.combine import combine
+from strata_jax.hlo.find import NOT_YET, TARGET, Call, Finder, Left, device_table
+from strata_jax.hlo.graph import LOCAL_MASK, Graph
+from strata_jax.hlo.promotion import unpromote
+
+# Frontend attribute of the module that says how it was lowered. A value that starts with MARK_ON is
+# ours; one that starts with MARK_DONATES would lose its donation by being changed (jaxlib 0.10).
+MARK = "strata_jax"
+MARK_ON = "on"
+MARK_DONATES = "donates"
+
+_MARK_BYTES = MARK.encode()
+_COLLECTIVE_BYTES = (
+    TARGET.encode(),
+    b"all-reduce",
+    b"all-gather",
+    b"reduce-scatter",
+    b"all-to-all",
+    b"collective-",
+)
+_FINISH_NAMES = {cost.INLINE: "inline", cost.SHARED: "shared", cost.LANE: "lane"}
+
+DONATION = "donation"
+HOOK_ERROR = "hook error"
+SHARED_COMPUTATION = "shared computation"
+
+
+@dataclasses.dataclass
+class Tally:
+    """What the hook did.
+
+    Attributes:
+        modules: modules changed.
+        lowered: calls written by the lowering that were given their identity.
+        native: native all-reduces that became calls.
+        unpromoted: buffers of those whose promotion to a wider type was undone.
+        calls: calls that are left after small ones were merged.
+        failed: calls turned into an error.
+        finish: calls by how they are completed.
+        left: collectives that stay native, by reason.
+        seconds: time spent.
+    """
+
+    modules: int = 0
+    lowered: int = 0
+    native: int = 0
+    unpromoted: int = 0
+    calls: int = 0
+    failed: int = 0
+    finish: Counter[str] = dataclasses.field(default_factory=Counter)
+    left: Counter[str] = dataclasses.field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class Counters:
+    """Sums of what the hook did in this process; any thread may compile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the two below
+        self._total = Tally()
+        self._error_logged = False
+
+    def add(self, tally: Tally) -> None:
+        """Add what happened in one module."""
+        with self._lock:
+            for field in dataclasses.fields(Tally):
+                total = getattr(self._total, field.name)
+                total += getattr(tally, field.name)
+                setattr(self._total, field.name, total)
+
+    def first_error(self) -> bool:
+        """Say whether this is the first error of the hook, the one to log."""
+        with self._lock:
+            first, self._error_logged = not self._error_logged, True
+            return first
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the sums so far."""
+        with self._lock:
+            result = dict(vars(self._total))
+            return {**result, "finish": dict(result["finish"]), "left": dict(result["left"])}
+
+
+class _Names:
+    """Makes instruction names that a module does not have."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._count = 0
+
+    def __call__(self, stem: str) -> str:
+        # Cheaper than reading the name of every instruction, and a false alarm does no harm.
+        while True:
+            name = f"{stem}.{self._count}"
+            self._count += 1
+            if name.encode() not in self._data:
+                return name
+
+
+@dataclasses.dataclass
+class _Scan:
+    """What one pass over all instructions finds; fused computations hold none of it."""
+
+    computations: dict[int, Any] = dataclasses.field(default_factory=dict)
+    natives: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    lowered: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    left: list[Left] = dataclasses.field(default_factory=list)
+    callers: dict[int, list[tuple[int, int]]] = dataclasses.field(default_factory=dict)
+    blocks: bool = False
+    is_bound: bool = False
+
+
+def _scan(module: Any) -> _Scan:
+    scan = _Scan()
+    for computation in module.computations:
+        scan.computations[computation.id] = computation
+        if computation.is_fusion_computation:
+            continue
+        for instruction in computation.instructions:
+            opcode = instruction.opcode
+            if opcode == "fusion" or opcode == "parameter" or opcode == "get-tuple-element":
+                continue
+            for called in instruction.called_computation_ids:
+                site = (computation.id, instruction.id & LOCAL_MASK)
+                scan.callers.setdefault(called, []).append(site)
+            if opcode == "all-reduce":
+                scan.natives.append((computation.id, instruction.id & LOCAL_MASK))
+            elif opcode == "custom-call":
+                if instruction.custom_call_target == TARGET:
+                    scan.lowered.append((computation.id, instruction.id & LOCAL_MASK))
+                    scan.is_bound |= is_bound(instruction.backend_config)
+                else:
+                    scan.blocks |= cost.may_block(instruction.custom_call_target)
+            elif opcode in NOT_YET:
+                reason = f"{opcode}: not yet on the fabric"
+                scan.left.append(Left(computation, instruction, reason))
+            elif opcode in cost.BLOCKING_OPCODES:
+                scan.blocks = True
+    return scan
+
+
+class _Rewriter:
+    """The work on one module."""
+
+    def __init__(self, module: Any, scan: _Scan, process_index: int, names: _Names) -> None:
+        self._module = module
+        self._scan = scan
+        self._finder = Finder(module, scan.computations, process_index)
+        self._names = names
+        self._graphs: dict[int, Graph] = {}
+        self.tally = Tally()
+        self.left: list[Left] = list(scan.left)
+
+    def _graph(self, computation: int) -> Graph:
+        if computation not in self._graphs:
+            self._graphs[computation] = Graph(self._scan.computations[computation])
+        return self._graphs[computation]
+
+    def _is_shared(self, computation: int) -> bool:
+        """Say whether a computation runs for two places: one index would then be two operations."""
+        while computation != self._module.entry_computation_id:
+            sites = self._scan.callers.get(computation, [])
+            if len(sites) != 1:
+                return bool(sites)
+            computation = sites[0][0]
+        return False
+
+    def leave_all(self, reason: str) -> None:
+        """Leave every native all-reduce as it is."""
+        for computation, local in self._scan.natives:
+            graph = self._graph(computation)
+            self.left.append(Left(graph.proto, graph.nodes[local], reason))
+
+    def _fail(self, call: Call, problem: str) -> None:
+        make_error(
+            call.instruction,
+            f"all-reduce {call.instruction.name} of module {self._module.name} was lowered to run "
+            f"on the fabric, but cannot: {problem}. It has to be a reduction that JAX can express, "
+            f"over devices of this process, in a computation that is called from one place. "
+            f"Compile this program inside `with strata_jax.disabled():`, and report it.",
+        )
+        self.tally.failed += 1
+
+    def find(self) -> list[Call]:
+        """Return the all-reduces that will be calls, without the conversions around them."""
+        lowered = [self._finder.lowered(self._graph(c), i) for c, i in self._scan.lowered]
+        holders = {c for c, _ in self._scan.natives + self._scan.lowered}
+        if any(self._is_shared(computation) for computation in holders):
+            self.leave_all(SHARED_COMPUTATION)
+            for call in lowered:
+                self._fail(call, SHARED_COMPUTATION)
+            return []
+        calls = []
+        for call in lowered:
+            if call.problem:
+                self._fail(call, call.problem)
+            else:
+                calls.append(call)
+        for computation, local in self._scan.natives:
+            graph = self._graph(computation)
+            found = self._finder.native(graph, local)
+            if isinstance(found, str):
+                self.left.append(Left(graph.proto, graph.nodes[local], found))
+                continue
+            self.tally.unpromoted += unpromote(found, self._scan.computations)
+            self.tally.native += 1
+            calls.append(found)
+        self.tally.lowered = sum(call.lowered for call in calls)
+        return calls
+
+    def rewrite(self, calls: list[Call]) -> None:
+        """Merge the calls where that pays, decide how each completes, and write them."""
+        counted: dict[int, set[int]] = {}
+        for call in calls:
+            counted.setdefault(call.graph.proto.id, set()).add(call.local)
+        callers: dict[int, tuple[int, int]] = {}
+        for computation in list(counted):
+            while computation not in callers and self._scan.callers.get(computation):
+                callers[computation] = site = self._scan.callers[computation][0]
+                computation = site[0]
+                counted.setdefault(computation, set()).add(site[1])
+        depths = {c: self._graph(c).depths(locals_) for c, locals_ in counted.items()}
+
+        by_computation: dict[int, list[Call]] = {}
+        for call in calls:
+            by_computation.setdefault(call.graph.proto.id, []).append(call)
+        ordered: list[Call] = []
+        for computation in self._module.computations:
+            if computation.id in by_computation:
+                graph = self._graph(computation.id)
+                place = {local: index for index, local in enumerate(graph.nodes)}
+                here = sorted(by_computation[computation.id], key=lambda c: place[c.local])
+                here = combine(graph, here, depths[computation.id], self._names)
+                graph.commit()
+                counted[computation.id].update(call.local for call in here)
+                ordered += here
+
+        finishes = [cost.LANE] * len(ordered)
+        if not self.left and not self._scan.blocks:
+            graphs = {c: self._graphs[c] for c in counted}
+            model = cost.CostModel(self._scan.computations, graphs, counted, depths, callers)
+            finishes = [model.finish(call) for call in ordered]
+        devices = device_table(self._module) or []
+        bind(self._module.name, ordered, finishes, devices, self._names)
+        self.tally.calls = len(ordered)
+        self.tally.finish.update(_FINISH_NAMES[finish] for finish in finishes)
+
+
+def _mark_of(module: Any) -> str:
+    return next((e.value for e in module.frontend_attributes.map if e.key == MARK), "")
+
+
+def _strict_text(opcode: str, name: str, module_name: str, reason: str) -> str:
+    return (
+        f"{opcode} {name} of module {module_name} cannot run on the fabric: {reason}. In strict "
+        f"mode no collective may stay native. Compile this program inside `with "
+        f"strata_jax.disabled():`, or initialise with strata_jax.init(strict=False)."
+    )
+
+
+def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters) -> bytes | None:
+    """Rewrite one module.
+
+    Args:
+        data: the serialised HloModuleProto.
+        strict: make the program fail to compile where a collective stays native.
+        process_index: index of this process; groups that leave it stay native.
+        counters: where to count what was done.
+
+    Returns:
+        The new module, or None where nothing is to be changed.
+    """
+    start = time.perf_counter()
+    module = schema.HloModuleProto.FromString(data)
+    mark = _mark_of(module)
+    if not mark.startswith((MARK_ON, MARK_DONATES)):
+        return None
+    scan = _scan(module)
+    if scan.is_bound:  # a module that went through the hook before
+        return None
+    names = _Names(data)
+    rewriter = _Rewriter(module, scan, process_index, names)
+    tally = rewriter.tally
+    if mark.startswith(MARK_DONATES):
+        rewriter.leave_all(DONATION)
+        calls = []
+    else:
+        calls = rewriter.find()
+    if calls:
+        rewriter.rewrite(calls)
+    tally.left.update(left.reason for left in rewriter.left)
+    if strict and rewriter.left:
+        left = rewriter.left[0]
+        text = _strict_text(
+            left.instruction.opcode, left.instruction.name, module.name, left.reason
+        )
+        add_error(module, text, names)
+        tally.failed += 1
+    changed = bool(calls) or tally.failed > 0
+    tally.modules = int(changed)
+    result = module.SerializeToString() if changed else None
+    tally.seconds = time.perf_counter() - start
+    counters.add(tally)
+    return result
+
+
+def _fail_module(data: bytes) -> bytes:
+    module = schema.HloModuleProto.FromString(data)
+    text = _strict_text("every collective", "", module.name, "the compile hook failed, see the log")
+    add_error(module, text, _Names(data))
+    return module.SerializeToString()
+
+
+def make_callback(
+    *, strict: bool, process_index: int, counters: Counters
+) -> Callable[[bytes], bytes | None]:
+    """Return the function to register as compile hook; it never raises.
+
+    After an unexpected error the module is left as it is: native collectives work as without us,
+    and calls of the lowering, which then lack their identity, fail when they are instantiated.
+    """
+
+    def callback(data: bytes) -> bytes | None:
+        if _MARK_BYTES not in data or not any(word in data for word in _COLLECTIVE_BYTES):
+            return None
+        try:
+            return rewrite(data, strict=strict, process_index=process_index, counters=counters)
+        except Exception:  # pylint: disable=broad-except
+            # An exception here would abort the process on jaxlib 0.10.
+            if counters.first_error():
+                logging.exception("strata_jax: the compile hook failed; programs compile natively")
+            counters.add(Tally(left=Counter({HOOK_ERROR: 1})))
+        try:
+            return _fail_module(data) if strict else None
+        except Exception:  # pylint: disable=broad-except
+            return None
+
+    return callback

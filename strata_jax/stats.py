@@ -1,0 +1,41 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""What strata_jax did in this process: never silent about what stayed native."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strata_jax import _core, fabric
+from strata_jax._version import __version__
+
+
+def stats() -> dict[str, Any]:
+    """Returns counters of this process since it started; cheap, and safe from any thread.
+
+    Returns:
+        A dict of plain numbers and strings (it can be written as JSON):
+
+        * `version`, `active`: of strata_jax; whether it is on.
+        * `arena`: bytes `reserved`, `committed`, `in_use`, `peak_in_use`, `kept` (free pages kept
+          for the next arrays) and `keep_limit`; numbers of `allocations`, `frees`, `hits` (served
+          from pages that were there already) and `fresh` ones; `fallbacks` to the C library by
+          reason; `slots` of jaxlib's allocator that are patched. Empty before `init()`.
+        * `all_reduce`: `operations` (meetings of all ranks), `calls` (ranks in them), `buffers`,
+          operand `bytes` of all ranks, `registered_bytes` (operand and result both in the arena),
+          `failed` operations. All of them ran zero-copy: inputs read and outputs written in place.
+        * `pending`: operations in which ranks are waiting now.
+        * `compile`: `modules` that were changed; `native` all-reduces in them that became calls,
+          `lowered` ones; `calls` left after small ones were merged, how they `finish`; `seconds`
+          spent; `left`: collectives that stayed native, by reason.
+        * `before_init`: calls of our functions while inactive, by name.
+    """
+    core: dict[str, Any] = _core.stats()
+    if core["arena"]:
+        core["arena"]["slots"] = fabric.arena_report().get("slots", {})
+    return {
+        "version": __version__,
+        "active": fabric.is_active(),
+        **core,
+        "compile": fabric.compile_counters(),
+        "before_init": fabric.calls_before_init(),
+    }

@@ -1,0 +1,366 @@
+// Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/collective.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/all_reduce.h"
+#include "core/alloc_hook.h"
+#include "core/watchdog.h"
+
+namespace strata::core {
+namespace {
+
+// Operations up to this many bytes a rank are done by the last rank alone: handing a part to
+// another thread costs more than it saves.
+constexpr int64_t kAloneBytes = 256 << 10;
+
+// Failed uses of a group that are remembered so that ranks which come late learn of it at once. A
+// rank that raised never comes; its run is forgotten when this many later ones failed.
+constexpr size_t kMaxFailedUses = 8;
+
+struct Registry {
+  std::mutex mu;  // guards all; held while the watchdog looks through it
+  std::set<Collective*> all;
+};
+Registry& GetRegistry() {
+  static Registry& registry = *new Registry;  // leaked: the watchdog reads it until exit
+  return registry;
+}
+
+std::string Describe(const std::vector<Part>& parts) {
+  std::string text;
+  for (size_t i = 0; i < parts.size() && i < 4; ++i) {
+    text += (i > 0 ? ", " : "") + std::string(Name(parts[i].dtype)) + "[" +
+            std::to_string(parts[i].num_elements) + "]";
+  }
+  if (parts.size() > 4) text += ", ... (" + std::to_string(parts.size()) + " buffers)";
+  return text;
+}
+
+}  // namespace
+
+CollectiveStats& AllReduceStats() {
+  static CollectiveStats& stats = *new CollectiveStats;
+  return stats;
+}
+
+// One meeting of a group's ranks. Pointers are laid out [part][rank], as kernels take them.
+struct Collective::Use {
+  int64_t run_id = 0;
+  uint32_t first_tick = 0;  // when the first rank arrived
+  bool reported = false;
+  int num_arrived = 0;
+  std::vector<Part> parts;
+  std::vector<const void*> in;
+  std::vector<void*> out;
+  std::vector<Completion> completions;  // by rank
+  std::vector<bool> arrived;            // by rank; a completion is gone once it ran
+  std::shared_ptr<const Failure> failure;
+  AllReduceWork work;
+};
+
+struct Collective::Group {
+  std::vector<int64_t> partitions;  // by rank
+  std::vector<int64_t> devices;     // by rank
+  std::vector<WorkQueue*> lanes;    // by rank
+  std::mutex mu;                    // guards uses and what is in them until all ranks arrived
+  std::vector<std::shared_ptr<Use>> uses;  // open or failed, oldest first
+};
+
+std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, std::string* error) {
+  std::set<int64_t> seen;
+  for (const auto& group : spec.groups) {
+    if (group.empty()) {
+      *error = "an empty replica group";
+      return nullptr;
+    }
+    for (int64_t partition : group) {
+      if (partition < 0 || partition >= static_cast<int64_t>(spec.devices.size())) {
+        *error = "replica group member " + std::to_string(partition) + " of a program with " +
+                 std::to_string(spec.devices.size()) + " partitions";
+        return nullptr;
+      }
+      if (!seen.insert(partition).second) {
+        *error = "partition " + std::to_string(partition) + " is in two replica groups";
+        return nullptr;
+      }
+    }
+  }
+  return std::unique_ptr<Collective>(new Collective(std::move(spec)));
+}
+
+Collective::Collective(CollectiveSpec spec)
+    : spec_(std::move(spec)),
+      group_of_(spec_.devices.size(), -1),
+      rank_of_(spec_.devices.size(), -1) {
+  for (const auto& partitions : spec_.groups) {
+    auto group = std::make_unique<Group>();
+    group->partitions = partitions;
+    for (int64_t partition : partitions) {
+      group_of_[partition] = static_cast<int>(groups_.size());
+      rank_of_[partition] = static_cast<int>(group->devices.size());
+      group->devices.push_back(spec_.devices[partition]);
+      group->lanes.push_back(&LaneOf(spec_.devices[partition]));
+    }
+    groups_.push_back(std::move(group));
+  }
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  registry.all.insert(this);
+}
+
+Collective::~Collective() {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  registry.all.erase(this);
+}
+
+void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
+                        const ThreadPool& pool) {
+  if (partition < 0 || partition >= static_cast<int64_t>(group_of_.size()) ||
+      group_of_[partition] < 0) {
+    const Failure failure{FailureCode::kInternal, "partition " + std::to_string(partition) +
+                                                      " is in no replica group of " + spec_.name +
+                                                      " in " + spec_.module_name};
+    arrival.completion.Run(&failure);
+    return;
+  }
+  Group& group = *groups_[group_of_[partition]];
+  const int rank = rank_of_[partition], num_ranks = static_cast<int>(group.partitions.size());
+  std::shared_ptr<Use> use;
+  std::shared_ptr<const Failure> failure;
+  bool is_last = false, fail_others = false;
+  {
+    std::lock_guard<std::mutex> lock(group.mu);
+    auto it = std::find_if(group.uses.begin(), group.uses.end(),
+                           [&](const auto& open) { return open->run_id == run_id; });
+    if (it == group.uses.end()) {
+      use = std::make_shared<Use>();
+      use->run_id = run_id;
+      use->first_tick = Watchdog::Now();
+      use->parts = arrival.parts;
+      use->in.resize(arrival.parts.size() * num_ranks);
+      use->out.resize(arrival.parts.size() * num_ranks);
+      use->completions.resize(num_ranks);
+      use->arrived.resize(num_ranks);
+      group.uses.push_back(use);
+      it = group.uses.end() - 1;
+    } else {
+      use = *it;
+    }
+    if (use->arrived[rank]) {
+      failure = std::make_shared<Failure>(
+          Failure{FailureCode::kInternal, spec_.name + " in " + spec_.module_name + ": device " +
+                                              std::to_string(group.devices[rank]) +
+                                              " arrived twice in run " + std::to_string(run_id) +
+                                              " before the others did"});
+    } else {
+      use->arrived[rank] = true;
+      is_last = ++use->num_arrived == num_ranks;
+      if (use->failure != nullptr) {
+        failure = use->failure;
+      } else if (!(use->parts == arrival.parts)) {
+        failure = use->failure = std::make_shared<Failure>(
+            Failure{FailureCode::kInvalidArgument,
+                    "all_reduce " + spec_.name + " in " + spec_.module_name + ": device " +
+                        std::to_string(group.devices[rank]) + " brings " + Describe(arrival.parts) +
+                        ", the ranks before it " + Describe(use->parts) +
+                        "; all ranks must bring the same shapes and dtypes. Run the same program "
+                        "with the same shapes on every device"});
+        fail_others = true;
+      } else {
+        for (size_t part = 0; part < arrival.parts.size(); ++part) {
+          use->in[part * num_ranks + rank] = arrival.in[part];
+          use->out[part * num_ranks + rank] = arrival.out[part];
+        }
+        use->completions[rank] = std::move(arrival.completion);
+      }
+      if (is_last) group.uses.erase(it);
+    }
+  }
+  if (failure != nullptr) {
+    if (fail_others) Fail(*use, group, failure);
+    arrival.completion.Run(failure.get());
+  } else if (is_last) {
+    Work(group, std::move(use), rank, pool);
+  }
+}
+
+// Runs on the thread of the last rank to arrive; the use is this thread's alone until helpers are
+// called in.
+void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool) {
+  const int num_ranks = static_cast<int>(group.partitions.size());
+  std::vector<AllReduceWork::Buffer> buffers;
+  buffers.reserve(use->parts.size());
+  for (size_t part = 0; part < use->parts.size(); ++part) {
+    const Part& spec = use->parts[part];
+    const ReduceFn reduce = Kernels().find_reduce(spec.dtype, spec_.kind);
+    if (reduce == nullptr) {
+      auto failure = std::make_shared<Failure>(Failure{
+          FailureCode::kInvalidArgument, "all_reduce " + spec_.name + " in " + spec_.module_name +
+                                             ": " + Name(spec_.kind) + " of " + Name(spec.dtype) +
+                                             " has no meaning"});
+      Fail(*use, group, failure);
+      return;
+    }
+    buffers.push_back({reduce, BitWidth(spec.dtype), spec.num_elements, &use->in[part * num_ranks],
+                       &use->out[part * num_ranks]});
+  }
+  use->work.Plan(num_ranks, std::move(buffers));
+
+  CollectiveStats& stats = AllReduceStats();
+  int64_t registered = 0;
+  const Arena* arena = AllocatorArena();
+  for (size_t part = 0; arena != nullptr && part < use->parts.size(); ++part) {
+    const Part& spec = use->parts[part];
+    const int64_t num_bytes = (spec.num_elements * BitWidth(spec.dtype) + 7) / 8;
+    for (int r = 0; r < num_ranks; ++r) {
+      const size_t at = part * num_ranks + r;
+      if (arena->Contains(use->in[at]) && arena->Contains(use->out[at])) registered += num_bytes;
+    }
+  }
+  stats.calls.fetch_add(num_ranks, std::memory_order_relaxed);
+  stats.operations.fetch_add(1, std::memory_order_relaxed);
+  stats.buffers.fetch_add(static_cast<int64_t>(use->parts.size()), std::memory_order_relaxed);
+  stats.bytes.fetch_add(use->work.num_bytes() * num_ranks, std::memory_order_relaxed);
+  stats.registered_bytes.fetch_add(registered, std::memory_order_relaxed);
+
+  if (use->work.num_bytes() > kAloneBytes) {
+    const int64_t helpers =
+        std::min<int64_t>({pool.num_threads, NumWorkers() - 1, use->work.num_units() - 1});
+    for (int64_t i = 0; i < helpers; ++i) {
+      pool.schedule(pool.pool, [this, &group, use] {
+        if (use->work.Run()) CompleteAll(*use, group, -1);
+      });
+    }
+  }
+  // When a helper finishes last, it completes this rank too: a future that its handler already
+  // returned, or is about to.
+  if (use->work.Run()) CompleteAll(*use, group, rank);
+}
+
+// `own_rank` is the rank whose handler is running this, or -1. After the last completion the
+// executable, and with it this object, may be gone.
+void Collective::CompleteAll(Use& use, const Group& group, int own_rank) const {
+  const int num_ranks = static_cast<int>(use.completions.size());
+  const Finish finish = spec_.finish;
+  int num_queued = 0;
+  for (int r = 0; r < num_ranks; ++r) {
+    if (r == own_rank) continue;
+    switch (finish) {
+      case Finish::kInline:
+        use.completions[r].Run(nullptr);
+        break;
+      case Finish::kShared:
+        SharedWorkers().Push(std::move(use.completions[r]), nullptr);
+        ++num_queued;
+        break;
+      case Finish::kLane:
+        group.lanes[r]->Push(std::move(use.completions[r]), nullptr);
+        break;
+    }
+  }
+  // This rank's program goes on when its handler returns.
+  if (own_rank >= 0) use.completions[own_rank].Run(nullptr);
+  // What the other workers cannot start at once is done here first: all cores stay busy and the
+  // devices stay in step.
+  if (num_queued > 0 && own_rank >= 0) SharedWorkers().Help(NumWorkers() - 1);
+}
+
+void Collective::Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure) {
+  AllReduceStats().failed.fetch_add(1, std::memory_order_relaxed);
+  for (size_t r = 0; r < use.completions.size(); ++r) {
+    if (use.completions[r]) group.lanes[r]->Push(std::move(use.completions[r]), failure);
+  }
+}
+
+std::string Collective::Who(const Use& use, const Group& group) const {
+  std::string here, missing;
+  int num_missing = 0;
+  for (size_t r = 0; r < use.arrived.size(); ++r) {
+    std::string& list = use.arrived[r] ? here : missing;
+    num_missing += use.arrived[r] ? 0 : 1;
+    list += (list.empty() ? "" : ", ") + std::to_string(r) + " (device " +
+            std::to_string(group.devices[r]) + ")";
+  }
+  return "all_reduce " + spec_.name + " (operation " + std::to_string(spec_.op_index) + ") in " +
+         spec_.module_name + ", " + Describe(use.parts) + ": rank " + here + " waits for rank " +
+         missing;
+}
+
+int Collective::FailOpen(uint32_t tick, FailureCode code,
+                         const std::function<std::string(const std::string& who)>& why) {
+  int num_failed = 0;
+  for (auto& group : groups_) {
+    std::vector<std::shared_ptr<Use>> failed;
+    {
+      std::lock_guard<std::mutex> lock(group->mu);
+      for (auto& use : group->uses) {
+        if (use->failure != nullptr || static_cast<int32_t>(tick - use->first_tick) < 0) continue;
+        use->failure = std::make_shared<Failure>(Failure{code, why(Who(*use, *group))});
+        failed.push_back(use);
+      }
+      // Only failed uses count: an open one is never dropped.
+      size_t num_remembered = std::count_if(group->uses.begin(), group->uses.end(),
+                                            [](const auto& u) { return u->failure != nullptr; });
+      for (auto it = group->uses.begin(); num_remembered > kMaxFailedUses;) {
+        if ((*it)->failure != nullptr) {
+          it = group->uses.erase(it);
+          --num_remembered;
+        } else {
+          ++it;
+        }
+      }
+    }
+    for (auto& use : failed) Fail(*use, *group, use->failure);
+    num_failed += static_cast<int>(failed.size());
+  }
+  return num_failed;
+}
+
+void Collective::ReportOpen(uint32_t tick, std::vector<std::string>* lines) {
+  for (auto& group : groups_) {
+    std::lock_guard<std::mutex> lock(group->mu);
+    for (auto& use : group->uses) {
+      if (use->failure != nullptr || use->reported) continue;
+      if (static_cast<int32_t>(tick - use->first_tick) < 0) continue;
+      use->reported = true;
+      lines->push_back(Who(*use, *group));
+    }
+  }
+}
+
+int Collective::NumOpen() {
+  int num_open = 0;
+  for (auto& group : groups_) {
+    std::lock_guard<std::mutex> lock(group->mu);
+    for (auto& use : group->uses) num_open += use->failure == nullptr ? 1 : 0;
+  }
+  return num_open;
+}
+
+int NumOpenUses() {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  int num_open = 0;
+  for (Collective* collective : registry.all) num_open += collective->NumOpen();
+  return num_open;
+}
+
+int FailOpenUses(uint32_t tick, FailureCode code,
+                 const std::function<std::string(const std::string& who)>& why) {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  int num_failed = 0;
+  for (Collective* collective : registry.all) num_failed += collective->FailOpen(tick, code, why);
+  return num_failed;
+}
+
+void ReportOpenUses(uint32_t tick, std::vector<std::string>* lines) {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  for (Collective* collective : registry.all) collective->ReportOpen(tick, lines);
+}
+
+}  // namespace strata::core

@@ -1,0 +1,113 @@
+// Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/watchdog.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "core/alloc_hook.h"
+#include "core/collective.h"
+#include "platform/threads.h"
+
+namespace strata::core {
+namespace {
+
+constexpr double kTicksPerSecond = 4;
+// Age from which an interrupt fails an operation: one that is about to complete is left alone.
+constexpr double kInterruptedAgeS = 1;
+
+// Written by the watchdog's thread alone, read by arriving ranks; orders nothing.
+std::atomic<uint32_t> now{1};
+// Written by Start and LimitDeadline, read by the watchdog's thread at each tick.
+std::atomic<uint32_t> warn_ticks{80}, fail_ticks{160};
+std::atomic<bool> started{false};
+
+uint32_t ToTicks(double seconds) {
+  const double ticks = std::clamp(seconds * kTicksPerSecond, 1.0, 1e9);
+  return static_cast<uint32_t>(ticks);
+}
+
+std::string Seconds(uint32_t ticks) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", ticks / kTicksPerSecond);
+  return text;
+}
+
+void Tick() {
+  const uint32_t tick = now.fetch_add(1, std::memory_order_relaxed) + 1;
+  const uint32_t warn = warn_ticks.load(std::memory_order_relaxed);
+  const uint32_t fail = fail_ticks.load(std::memory_order_relaxed);
+  if (tick % static_cast<uint32_t>(kTicksPerSecond) == 0) {
+    if (Arena* arena = AllocatorArena()) arena->Tick(tick / kTicksPerSecond);
+  }
+  std::vector<std::string> lines;
+  ReportOpenUses(tick - warn, &lines);
+  for (const std::string& line : lines) {
+    // Standard error, not Python's logging: the thread that holds the interpreter's lock may be
+    // the one that waits.
+    std::fprintf(stderr, "strata_jax: %s for %s already; it fails after %s\n", line.c_str(),
+                 Seconds(warn).c_str(), Seconds(fail).c_str());
+  }
+  FailOpenUses(tick - fail, FailureCode::kDeadlineExceeded, [fail](const std::string& who) {
+    return who + ", which did not arrive within " + Seconds(fail) +
+           ". The program on that device raised, or is slower than the deadline: look for an "
+           "earlier error, or set STRATA_TIMEOUT_S to more seconds";
+  });
+}
+
+}  // namespace
+
+void Watchdog::Start(double warn_s, double fail_s) {
+  warn_ticks.store(ToTicks(warn_s), std::memory_order_relaxed);
+  fail_ticks.store(ToTicks(fail_s), std::memory_order_relaxed);
+  if (started.exchange(true)) return;
+  platform::StartThread("strata-watchdog", [] {
+    using Clock = std::chrono::steady_clock;
+    const auto period = std::chrono::milliseconds(static_cast<int>(1000 / kTicksPerSecond));
+    for (auto next = Clock::now() + period;; next += period) {
+      std::this_thread::sleep_until(next);
+      Tick();
+    }
+  });
+}
+
+uint32_t Watchdog::Now() { return now.load(std::memory_order_relaxed); }
+
+int Watchdog::FailPending(double older_than_s, const std::string& reason) {
+  const uint32_t age = older_than_s <= 0 ? 0 : ToTicks(older_than_s);
+  return FailOpenUses(Now() - age, FailureCode::kCancelled,
+                      [&](const std::string& who) { return who + "; given up: " + reason; });
+}
+
+void Watchdog::LimitDeadline(double fail_s) {
+  const uint32_t limit = ToTicks(fail_s);
+  if (fail_ticks.load(std::memory_order_relaxed) > limit) {
+    fail_ticks.store(limit, std::memory_order_relaxed);
+    warn_ticks.store(limit, std::memory_order_relaxed);
+  }
+}
+
+void Watchdog::WatchInterrupts(int read_fd, int forward_fd) {
+  platform::StartThread("strata-signals", [read_fd, forward_fd] {
+    for (;;) {
+      unsigned char number;
+      const ssize_t count = read(read_fd, &number, 1);
+      if (count < 0 && errno == EINTR) continue;
+      if (count != 1) break;
+      if (forward_fd >= 0 && write(forward_fd, &number, 1) < 0) {
+        // The reader is gone or full; Python ignores that too.
+      }
+      if (number == SIGINT) FailPending(kInterruptedAgeS, "interrupted (SIGINT)");
+    }
+    close(read_fd);
+  });
+}
+
+}  // namespace strata::core
