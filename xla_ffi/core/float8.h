@@ -76,12 +76,12 @@ struct Float8Format {
     if (bits > 0x7f800000) return kSpecials == Specials::kFnuz ? kNan : kNan | sign;
     float magnitude;
     std::memcpy(&magnitude, &bits, sizeof bits);
-    int code = 0;  // the first code whose middle is not below the value
+    int code = 0;  // the first code whose middle is not below the value, or the largest one
     for (int step = 64; step > 0; step /= 2) {
-      if (code + step <= kMaxFinite + 1 && magnitude > kTables.middle[code + step - 1])
-        code += step;
+      if (code + step <= kMaxFinite && magnitude > kTables.middle[code + step - 1]) code += step;
     }
-    if (code <= kMaxFinite && magnitude == kTables.middle[code] && (code & 1) != 0) ++code;
+    const float middle = kTables.middle[code];
+    if (magnitude > middle || (magnitude == middle && (code & 1) != 0)) ++code;
     if (code > kMaxFinite) return kSpecials == Specials::kFnuz ? kNan : kOverflow | sign;
     if (kSpecials == Specials::kFnuz && code == 0) return 0;
     return static_cast<uint8_t>(code) | sign;

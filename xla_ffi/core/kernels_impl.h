@@ -217,55 +217,80 @@ void Combine(A* __restrict acc, const A* __restrict x, int count) {
   for (int i = 0; i < count; ++i) acc[i] = Op::Apply(acc[i], x[i]);
 }
 
-template <typename Element>
-constexpr bool kIsPlain = false;
-template <typename T>
-constexpr bool kIsPlain<Plain<T>> = true;
+// Copies one block of the result to all ranks.
+void Share(void* const* out, int num_ranks, int64_t offset, const void* block, size_t num_bytes,
+           bool stream) {
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    char* to = static_cast<char*>(out[rank]) + offset;
+    if (stream) {
+      StreamCopy(to, block, num_bytes);
+    } else {
+      std::memcpy(to, block, num_bytes);
+    }
+  }
+}
 
-template <typename Element, typename Op>
+// For types that are reduced as themselves.
+template <typename T, typename Op>
 void Reduce(const void* const* in, void* const* out, int num_ranks, int64_t begin, int64_t end,
             bool stream) {
-  using Acc = typename Element::Acc;
-  alignas(64) Acc acc[kBlock];
-  alignas(64) Acc loaded[kIsPlain<Element> ? 1 : kBlock];
-  alignas(64) unsigned char narrow[kIsPlain<Element> ? 1 : kBlock * sizeof(Acc)];
+  alignas(64) T acc[kBlock];
   for (int64_t at = begin; at < end; at += kBlock) {
     const int count = static_cast<int>(end - at < kBlock ? end - at : kBlock);
-    const int64_t offset = at * Element::kBits / 8;
-    const size_t num_bytes = (static_cast<size_t>(count) * Element::kBits + 7) / 8;
-    auto input = [&](int rank) { return static_cast<const char*>(in[rank]) + offset; };
-    const void* result = acc;
-    if constexpr (kIsPlain<Element>) {
-      const Acc* first = reinterpret_cast<const Acc*>(input(0));
-      if (num_ranks == 1) {
-        result = first;
-      } else {
-        const Acc* second = reinterpret_cast<const Acc*>(input(1));
-        for (int i = 0; i < count; ++i) acc[i] = Op::Apply(first[i], second[i]);
-      }
-      for (int rank = 2; rank < num_ranks; ++rank) {
-        Combine<Op>(acc, reinterpret_cast<const Acc*>(input(rank)), count);
-      }
-    } else {
-      Element::Load(input(0), acc, count);
-      for (int rank = 1; rank < num_ranks; ++rank) {
-        Element::Load(input(rank), loaded, count);
-        Combine<Op>(acc, loaded, count);
-      }
-      Element::Store(acc, narrow, count);
-      result = narrow;
+    auto input = [&](int rank) { return static_cast<const T*>(in[rank]) + at; };
+    const T* block = input(0);
+    if (num_ranks > 1) {
+      const T *first = input(0), *second = input(1);
+      for (int i = 0; i < count; ++i) acc[i] = Op::Apply(first[i], second[i]);
+      for (int rank = 2; rank < num_ranks; ++rank) Combine<Op>(acc, input(rank), count);
+      block = acc;
     }
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      char* to = static_cast<char*>(out[rank]) + offset;
-      if (stream) {
-        StreamCopy(to, result, num_bytes);
-      } else {
-        std::memcpy(to, result, num_bytes);
-      }
-    }
+    Share(out, num_ranks, at * sizeof(T), block, count * sizeof(T), stream);
   }
   if (stream) StreamFence();
 }
+
+// How a type that is reduced as another one is read and written.
+template <typename Acc>
+struct Codec {
+  int bits;
+  void (*load)(const void* from, Acc* to, int count);
+  void (*store)(const Acc* from, void* to, int count);
+};
+
+template <typename Acc, typename Op>
+void ReduceCoded(const Codec<Acc>& codec, const void* const* in, void* const* out, int num_ranks,
+                 int64_t begin, int64_t end, bool stream) {
+  alignas(64) Acc acc[kBlock], loaded[kBlock];
+  alignas(64) unsigned char block[kBlock * sizeof(Acc)];
+  for (int64_t at = begin; at < end; at += kBlock) {
+    const int count = static_cast<int>(end - at < kBlock ? end - at : kBlock);
+    const int64_t offset = at * codec.bits / 8;
+    auto input = [&](int rank) { return static_cast<const char*>(in[rank]) + offset; };
+    codec.load(input(0), acc, count);
+    for (int rank = 1; rank < num_ranks; ++rank) {
+      codec.load(input(rank), loaded, count);
+      Combine<Op>(acc, loaded, count);
+    }
+    codec.store(acc, block, count);
+    const size_t num_bytes = (static_cast<size_t>(count) * codec.bits + 7) / 8;
+    Share(out, num_ranks, offset, block, num_bytes, stream);
+  }
+  if (stream) StreamFence();
+}
+
+template <typename Element, typename Op>
+void ReduceAs(const void* const* in, void* const* out, int num_ranks, int64_t begin, int64_t end,
+              bool stream) {
+  static constexpr Codec<typename Element::Acc> kCodec = {Element::kBits, Element::Load,
+                                                          Element::Store};
+  ReduceCoded<typename Element::Acc, Op>(kCodec, in, out, num_ranks, begin, end, stream);
+}
+
+template <typename Element, typename Op>
+constexpr ReduceFn kReduce = ReduceAs<Element, Op>;
+template <typename T, typename Op>
+constexpr ReduceFn kReduce<Plain<T>, Op> = Reduce<T, Op>;
 
 template <typename Element>
 ReduceFn FindFor(ReduceKind kind) {
@@ -274,23 +299,23 @@ ReduceFn FindFor(ReduceKind kind) {
   constexpr bool kBitwise = kOrdered && !kIsFloat<Acc>;
   switch (kind) {
     case ReduceKind::kSum:
-      return Reduce<Element, Sum>;
+      return kReduce<Element, Sum>;
     case ReduceKind::kProduct:
-      return Reduce<Element, Product>;
+      return kReduce<Element, Product>;
     case ReduceKind::kMax:
-      if constexpr (kOrdered) return Reduce<Element, Extreme<true>>;
+      if constexpr (kOrdered) return kReduce<Element, Extreme<true>>;
       break;
     case ReduceKind::kMin:
-      if constexpr (kOrdered) return Reduce<Element, Extreme<false>>;
+      if constexpr (kOrdered) return kReduce<Element, Extreme<false>>;
       break;
     case ReduceKind::kAnd:
-      if constexpr (kBitwise) return Reduce<Element, And>;
+      if constexpr (kBitwise) return kReduce<Element, And>;
       break;
     case ReduceKind::kOr:
-      if constexpr (kBitwise) return Reduce<Element, Or>;
+      if constexpr (kBitwise) return kReduce<Element, Or>;
       break;
     case ReduceKind::kXor:
-      if constexpr (kBitwise) return Reduce<Element, Xor>;
+      if constexpr (kBitwise) return kReduce<Element, Xor>;
       break;
   }
   return nullptr;
@@ -302,13 +327,13 @@ ReduceFn FindForPred(ReduceKind kind) {
     case ReduceKind::kSum:
     case ReduceKind::kMax:
     case ReduceKind::kOr:
-      return Reduce<Plain<uint8_t>, Or>;
+      return kReduce<Plain<uint8_t>, Or>;
     case ReduceKind::kProduct:
     case ReduceKind::kMin:
     case ReduceKind::kAnd:
-      return Reduce<Plain<uint8_t>, And>;
+      return kReduce<Plain<uint8_t>, And>;
     case ReduceKind::kXor:
-      return Reduce<Plain<uint8_t>, Xor>;
+      return kReduce<Plain<uint8_t>, Xor>;
   }
   return nullptr;
 }
