@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ _BOUND = re.compile(r"(?<![\w.])(?:op|error)\s*=")
 
 def quote(text: str) -> str:
     """Return text as an MLIR string literal."""
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
     out = []
     for byte in text.encode():
         if 32 <= byte < 127 and byte not in b'"\\':
@@ -35,12 +38,17 @@ def quote(text: str) -> str:
     return f'"{"".join(out)}"'
 
 
+@functools.lru_cache(maxsize=64)  # the calls of a module share devices, and mostly groups
+def _array_literal(values: tuple[int, ...]) -> str:
+    return f"array<i64: {', '.join(map(str, values))}>" if values else "array<i64>"
+
+
 def _literal(value: Value) -> str:
     if isinstance(value, str):
         return quote(value)
     if isinstance(value, int):
         return f"{value} : i64"
-    return f"array<i64: {', '.join(map(str, value))}>" if value else "array<i64>"
+    return _array_literal(tuple(value))
 
 
 def encode(attributes: Mapping[str, Value]) -> bytes:

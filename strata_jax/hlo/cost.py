@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strata_jax.hlo import schema
 from strata_jax.hlo.find import Call
@@ -46,9 +46,11 @@ _TRANSCENDENTAL = frozenset(
     "atan2 cbrt cosine erf exponential exponential-minus-one log log-plus-one logistic power sine "
     "tan tanh".split()
 )
+_HOLDERS = frozenset(("call", "conditional", "while"))
 _CUBIC = frozenset(("cholesky", "custom-call", "triangular-solve"))
 _SLICES = frozenset(("dynamic-slice", "gather", "slice"))
 _HEAVY = frozenset(("convolution", "dot", "fft", "sort")) | _TRANSCENDENTAL | _CUBIC
+_NEEDS_INPUTS = (_HEAVY - _TRANSCENDENTAL) | _SLICES | {"dynamic-update-slice"}
 
 # Opcodes that wait for something outside this device's program.
 BLOCKING_OPCODES = frozenset("infeed outfeed recv recv-done send send-done".split())
@@ -86,12 +88,13 @@ def _arithmetic_us(opcode: str, instruction: Any, operands: Sequence[Any]) -> fl
     if opcode == "dot":
         lhs = operands[0].shape.dimensions
         contracting = instruction.dot_dimension_numbers.lhs_contracting_dimensions
-        return 2 * elements * math.prod(lhs[i] for i in contracting) / _DOT_FLOPS_PER_US
+        terms: int = math.prod(lhs[i] for i in contracting)
+        return 2 * elements * terms / _DOT_FLOPS_PER_US
     if opcode == "convolution":
         kernel = operands[1].shape
         features = instruction.convolution_dimension_numbers.kernel_output_feature_dimension
-        weights = _elements(kernel) / max(1, kernel.dimensions[features])
-        return 2 * elements * weights / _DOT_FLOPS_PER_US
+        terms = _elements(kernel) // max(1, kernel.dimensions[features])
+        return 2 * elements * terms / _DOT_FLOPS_PER_US
     if opcode in ("sort", "fft"):
         return _COMPARISON_FLOPS * elements * math.log2(elements + 1) / _FLOPS_PER_US
     if opcode in _TRANSCENDENTAL:
@@ -100,6 +103,21 @@ def _arithmetic_us(opcode: str, instruction: Any, operands: Sequence[Any]) -> fl
         largest = max((d for operand in operands for d in operand.shape.dimensions), default=1)
         return 2 * elements * largest / _FLOPS_PER_US
     return 0.0
+
+
+class _Fused(NamedTuple):
+    """What a fused computation does.
+
+    Attributes:
+        arithmetic_us: time of its arithmetic.
+        sliced: number of a parameter that is only sliced -> bytes that its slices read. A loop that
+            takes one row a turn from a large array does not pay for the array.
+        updated: bytes written if the result is an update in place, else None.
+    """
+
+    arithmetic_us: float
+    sliced: dict[int, int]
+    updated: int | None
 
 
 class CostModel:
@@ -114,6 +132,7 @@ class CostModel:
         counted: for each of `graphs`, its calls and its instructions that hold calls.
         depths: for each of `graphs`, `Graph.depths(counted)`.
         callers: for each of `graphs` but the entry, the one instruction that calls it.
+        smallest_group: ranks of the smallest group that has more than one.
     """
 
     def __init__(
@@ -123,7 +142,10 @@ class CostModel:
         counted: Mapping[int, set[int]],
         depths: Mapping[int, dict[int, int]],
         callers: Mapping[int, tuple[int, int]],
+        smallest_group: int,
     ) -> None:
+        # With more work than this no call is INLINE, so there is no need to know how much more.
+        self._enough_us = INLINE_WORK_US / (smallest_group - 1)
         self._computations = computations
         self._graphs = graphs
         self._counted = counted
@@ -131,7 +153,7 @@ class CostModel:
         self._callers = callers
         self._stretches_of: dict[int, list[float]] = {}
         self._bodies: dict[int, float] = {}
-        self._fused: dict[int, tuple[float, dict[int, int], int | None]] = {}
+        self._fused: dict[int, _Fused] = {}
 
     def finish(self, call: Call) -> int:
         """Return INLINE or SHARED for a call of a module in which nothing else blocks."""
@@ -158,13 +180,18 @@ class CostModel:
             graph, depths = self._graphs[computation], self._depths[computation]
             counted = self._counted[computation]
             stretches = [0.0] * (1 + max(depths.values()))
-            for local, opcode in graph.opcodes.items():
-                if opcode in _FREE:
-                    continue
-                if local not in counted:
-                    stretches[depths[local]] += self._instruction_us(graph.nodes, local, graph)
-                elif opcode != "custom-call":
-                    stretches[depths[local] - 1] += self._lead_us(graph.nodes[local])
+            sizes: dict[int, int] = {}
+            # Fusions last: what is inside them takes longest to read.
+            worked = [(n, op) for n, op in graph.opcodes.items() if op not in _FREE]
+            for local, opcode in sorted(worked, key=lambda item: item[1] == "fusion"):
+                depth = depths[local]
+                if local in counted:
+                    if opcode in _HOLDERS:
+                        stretches[depth - 1] += self._lead_us(graph.nodes[local])
+                elif stretches[depth] <= self._enough_us:
+                    stretches[depth] += self._work_us(
+                        local, opcode, graph.nodes, graph.operands(local), sizes
+                    )
             self._stretches_of[computation] = stretches
         return self._stretches_of[computation]
 
@@ -173,16 +200,27 @@ class CostModel:
         inside = [i for i in holder.called_computation_ids if i in self._graphs]
         return max((self._stretches(i)[0] for i in inside), default=0.0)
 
-    def _instruction_us(self, nodes: Mapping[int, Any], local: int, graph: Graph) -> float:
-        instruction, opcode = nodes[local], graph.opcodes[local]
-        operands = [nodes[i] for i in graph.operands(local)]
-        return self._work_us(instruction, opcode, operands)
+    def _work_us(
+        self,
+        local: int,
+        opcode: str,
+        nodes: Mapping[int, Any],
+        operands: Sequence[int],
+        sizes: dict[int, int],
+    ) -> float:
+        """Time of one instruction that holds no call.
 
-    def _work_us(self, instruction: Any, opcode: str, operands: Sequence[Any]) -> float:
-        """Time of one instruction that holds no call."""
+        Args:
+            local: its local id.
+            opcode: its opcode.
+            nodes: the instructions of its computation.
+            operands: local ids of its operands.
+            sizes: bytes of results that are known; more are added.
+        """
         if opcode in _FREE:
             return 0.0
-        if opcode in ("while", "call", "conditional"):
+        instruction = nodes[local]
+        if opcode in _HOLDERS:
             inside = [self._body_us(i) for i in instruction.called_computation_ids]
             if opcode == "conditional":
                 return max(inside, default=0.0)
@@ -190,59 +228,57 @@ class CostModel:
                 return sum(inside)
             trips = _TRIP_COUNT.search(instruction.backend_config)
             return sum(inside) * (int(trips[1]) if trips else _UNKNOWN_TRIPS)
+        for i in (local, *operands):
+            if i not in sizes:
+                sizes[i] = schema.array_bytes(nodes[i].shape)
+        read = [sizes[i] for i in operands]
+        written = sizes[local]
+        arithmetic_us = 0.0
         if opcode == "fusion":
-            return _INSTRUCTION_US + self._fusion_us(instruction, operands)
-        written = read = schema.array_bytes(instruction.shape)
-        if opcode == "dynamic-update-slice":
-            written = read = schema.array_bytes(operands[1].shape)
-        elif opcode not in _SLICES:
-            read = sum(schema.array_bytes(operand.shape) for operand in operands)
-        return (
-            _INSTRUCTION_US
-            + (read + written) / _BYTES_PER_US
-            + (_arithmetic_us(opcode, instruction, operands) if opcode in _HEAVY else 0.0)
-        )
+            fused = self._inside_fusion(instruction.called_computation_ids[0])
+            arithmetic_us = fused.arithmetic_us
+            written = written if fused.updated is None else fused.updated
+            for number, num_bytes in fused.sliced.items():
+                read[number] = num_bytes
+        elif opcode == "dynamic-update-slice":
+            read[0] = 0
+            written = read[1]
+        elif opcode in _SLICES:
+            read[0] = written
+        elif opcode in _HEAVY:
+            arithmetic_us = _arithmetic_us(opcode, instruction, [nodes[i] for i in operands])
+        return _INSTRUCTION_US + (sum(read) + written) / _BYTES_PER_US + arithmetic_us
 
     def _body_us(self, computation: int) -> float:
         """Work of a whole computation that holds no call."""
         if computation not in self._bodies:
             nodes = {i.id & LOCAL_MASK: i for i in self._computations[computation].instructions}
-            self._bodies[computation] = sum(
-                self._work_us(i, i.opcode, [nodes[o & LOCAL_MASK] for o in i.operand_ids])
-                for i in nodes.values()
-            )
+            sizes: dict[int, int] = {}
+            work_us = 0.0
+            for local, instruction in nodes.items():
+                operands = [i & LOCAL_MASK for i in instruction.operand_ids]
+                work_us += self._work_us(local, instruction.opcode, nodes, operands, sizes)
+            self._bodies[computation] = work_us
         return self._bodies[computation]
 
-    def _fusion_us(self, fusion: Any, operands: Sequence[Any]) -> float:
-        arithmetic_us, sliced, updated = self._inside_fusion(fusion.called_computation_ids[0])
-        num_bytes = schema.array_bytes(fusion.shape) if updated is None else updated
-        for number, operand in enumerate(operands):
-            # A parameter that is only sliced is read as far as its slices reach: a loop that takes
-            # one row a turn from a large array does not pay for the array.
-            part = sliced.get(number)
-            num_bytes += schema.array_bytes(operand.shape) if part is None else part
-        return arithmetic_us + num_bytes / _BYTES_PER_US
-
-    def _inside_fusion(self, computation: int) -> tuple[float, dict[int, int], int | None]:
-        """Return what `_read_fusion` does, which is run only where it can find something."""
+    def _inside_fusion(self, computation: int) -> _Fused:
         if computation not in self._fused:
             proto = self._computations[computation]
             opcodes = [i.opcode for i in proto.instructions]
-            if _HEAVY.isdisjoint(opcodes) and _SLICES.isdisjoint(opcodes):
-                if "dynamic-update-slice" not in opcodes:
-                    self._fused[computation] = (0.0, {}, None)
-                    return self._fused[computation]
-            self._fused[computation] = _read_fusion(proto, opcodes)
+            if not _NEEDS_INPUTS.isdisjoint(opcodes):
+                self._fused[computation] = _read_fusion(proto, opcodes)
+            else:
+                arithmetic_us = sum(
+                    _arithmetic_us(opcode, instruction, ())
+                    for instruction, opcode in zip(proto.instructions, opcodes, strict=True)
+                    if opcode in _TRANSCENDENTAL
+                )
+                self._fused[computation] = _Fused(arithmetic_us, {}, None)
         return self._fused[computation]
 
 
-def _read_fusion(proto: Any, opcodes: Sequence[str]) -> tuple[float, dict[int, int], int | None]:
-    """Look into a fused computation.
-
-    Returns:
-        Time of its arithmetic; bytes read of each parameter that is only sliced; bytes written if
-        its result is an update in place, else None.
-    """
+def _read_fusion(proto: Any, opcodes: Sequence[str]) -> _Fused:
+    """Look into a fused computation with instructions whose inputs matter."""
     nodes: dict[int, Any] = {}
     numbers: dict[int, int] = {}
     partial: dict[int, int] = {}
@@ -269,4 +305,5 @@ def _read_fusion(proto: Any, opcodes: Sequence[str]) -> tuple[float, dict[int, i
             partial[number] = partial.get(number, 0) + reads
             inputs = inputs[1:]
         whole.update(numbers[i] for i in inputs if i in numbers)
-    return arithmetic_us, {n: b for n, b in partial.items() if n not in whole}, updated
+    sliced = {number: size for number, size in partial.items() if number not in whole}
+    return _Fused(arithmetic_us, sliced, updated)

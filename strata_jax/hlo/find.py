@@ -9,7 +9,7 @@ from typing import Any
 
 from strata_jax.hlo import attributes, schema
 from strata_jax.hlo.graph import LOCAL_MASK, Graph
-from strata_jax.hlo.groups import Groups, replica_groups
+from strata_jax.hlo.groups import GroupCache, Groups, replica_groups
 
 TARGET = "strata_all_reduce"
 
@@ -79,16 +79,18 @@ class Call:
 
     @property
     def instruction(self) -> Any:
+        """The all-reduce or custom call in the proto."""
         return self.graph.nodes[self.local]
 
     @property
     def shapes(self) -> Sequence[Any]:
-        """Shapes of the results, one for each buffer that is reduced."""
+        """Shape of each buffer that is reduced."""
         shape = self.instruction.shape
         return shape.tuple_shapes if shape.element_type == schema.TUPLE else [shape]
 
     @property
     def group_size(self) -> int:
+        """Ranks of the largest group."""
         return max(map(len, self.groups))
 
 
@@ -112,11 +114,17 @@ def device_table(module: Any) -> list[int] | None:
 
 def reducer_kind(computation: Any) -> int | None:
     """Return the kind of a reducer that is one operation on its two parameters, else None."""
-    nodes = {i.id & LOCAL_MASK: i for i in computation.instructions}
-    root = nodes[computation.root_id & LOCAL_MASK]
-    operands = [nodes[i & LOCAL_MASK] for i in root.operand_ids]
-    numbers = sorted(i.parameter_number for i in operands if i.opcode == "parameter")
-    return KINDS.get(root.opcode) if numbers == [0, 1] and len(operands) == 2 else None
+    kind, parameters, operands = None, set(), None
+    root = computation.root_id & LOCAL_MASK
+    for instruction in computation.instructions:
+        local, opcode = instruction.id & LOCAL_MASK, instruction.opcode
+        if opcode == "parameter":
+            parameters.add(local)
+        if local == root:
+            kind = KINDS.get(opcode)
+            operands = [i & LOCAL_MASK for i in instruction.operand_ids]
+    two_parameters = len(parameters) == 2 and operands is not None and len(operands) == 2
+    return kind if two_parameters and parameters == set(operands or ()) else None
 
 
 def _dtype_problem(kind: int, element_type: int) -> str:
@@ -148,7 +156,8 @@ class Finder:
         self._computations = computations
         self._devices = device_table(module)
         self._process_index = process_index
-        self._kinds: dict[int, int | None] = {}  # reducer -> kind; many calls share one
+        self._kinds: dict[int, int | None] = {}  # reducer -> kind
+        self._groups: GroupCache = {}  # most calls of a module have the same groups
 
     def native(self, graph: Graph, local: int) -> Call | str:
         """Return the call that a native all-reduce can become, or why it stays as it is."""
@@ -161,7 +170,7 @@ class Finder:
         kind = self._kinds[reducer]
         if kind is None:
             return "reducer"
-        groups = replica_groups(instruction, len(self._devices or ()))
+        groups = replica_groups(instruction, len(self._devices or ()), self._groups)
         call = Call(graph, local, kind, groups, lowered=False)
         problem = self._problem(call)
         return problem or call

@@ -33,20 +33,23 @@ class Graph:
         self.root: int = proto.root_id & LOCAL_MASK
         self._removed: set[int] = set()
         for instruction in proto.instructions:
-            local = instruction.id & LOCAL_MASK
-            self.nodes[local] = instruction
-            self.opcodes[local] = instruction.opcode
-            self.users[local] = []
-            self._read_inputs(local)
+            self._add(instruction)
 
-    def _read_inputs(self, local: int) -> None:
-        instruction = self.nodes[local]
+    def _add(self, instruction: Any) -> int:
+        local: int = instruction.id & LOCAL_MASK
+        self.nodes[local] = instruction
+        self.users[local] = []
+        self._read(local, instruction)
+        return local
+
+    def _read(self, local: int, instruction: Any) -> None:
+        self.opcodes[local] = instruction.opcode
         inputs = [i & LOCAL_MASK for i in instruction.operand_ids]
-        inputs += [i & LOCAL_MASK for i in instruction.control_predecessor_ids]
+        if instruction.control_predecessor_ids:
+            inputs += [i & LOCAL_MASK for i in instruction.control_predecessor_ids]
         self.inputs[local] = inputs
-        users = self.users
-        for i in dict.fromkeys(inputs):
-            users[i].append(local)
+        for i in inputs if len(inputs) < 2 else set(inputs):
+            self.users[i].append(local)
 
     def operands(self, local: int) -> list[int]:
         """Return the local ids of the operands, without control predecessors."""
@@ -89,7 +92,7 @@ class Graph:
     def remove(self, local: int) -> None:
         """Take an instruction without users out; `commit` deletes it from the proto."""
         self._removed.add(self.nodes.pop(local).id)
-        for i in dict.fromkeys(self.inputs.pop(local)):
+        for i in set(self.inputs.pop(local)):
             self.users[i].remove(local)
         del self.users[local], self.opcodes[local]
 
@@ -107,25 +110,18 @@ class Graph:
 
         Not an arbitrary large number: XLA allocates a table as long as the largest local id.
         """
-        return self.proto.id << 32 | (1 + max(self.nodes))
+        return int(self.proto.id) << 32 | (1 + max(self.nodes))
 
     def append(self, instruction: Any) -> int:
         """Add a copy of an instruction at the end of the list and return its local id."""
         self.proto.instructions.append(instruction)
-        added = self.proto.instructions[len(self.proto.instructions) - 1]
-        local = added.id & LOCAL_MASK
-        self.nodes[local] = added
-        self.opcodes[local] = added.opcode
-        self.users[local] = []
-        self._read_inputs(local)
-        return local
+        return self._add(self.proto.instructions[len(self.proto.instructions) - 1])
 
     def reread(self, local: int) -> None:
         """Take note that opcode and operands of an instruction were changed in the proto."""
-        for i in dict.fromkeys(self.inputs[local]):
+        for i in set(self.inputs[local]):
             self.users[i].remove(local)
-        self.opcodes[local] = self.nodes[local].opcode
-        self._read_inputs(local)
+        self._read(local, self.nodes[local])
 
     def depths(self, counted: Container[int]) -> dict[int, int]:
         """Return for each instruction the most counted ones on a path that ends with it.
@@ -167,4 +163,4 @@ class Graph:
         for mapping in (self.nodes, self.opcodes, self.inputs):
             items = sorted(mapping.items(), key=lambda item: order[item[0]])
             mapping.clear()
-            mapping.update(items)  # type: ignore[arg-type]
+            mapping.update(items)

@@ -90,12 +90,29 @@ def _from_mesh_axes(mesh_axes: Any) -> Groups:
     return _frozen(ids.reshape(finer).transpose(outer + inner).reshape(-1, group_size))
 
 
-def replica_groups(instruction: Any, num_partitions: int) -> Groups:
+def _from_list(device_list: Any) -> Groups:
+    return _frozen(group.replica_ids for group in device_list.replica_groups)
+
+
+_READERS = {
+    "mesh_axes_replica_group_list": _from_mesh_axes,
+    "iota_collective_device_list": _from_iota,
+    "collective_device_list": _from_list,
+}
+
+# Form and content of a list -> its groups.
+GroupCache = dict[tuple[str, bytes], Groups]
+
+
+def replica_groups(
+    instruction: Any, num_partitions: int, cache: GroupCache | None = None
+) -> Groups:
     """Return the groups of a collective whose ids are partition ids.
 
     Args:
         instruction: an HloInstructionProto with `use_global_device_ids`, in a module of 1 replica.
         num_partitions: number of partitions; an instruction without any list means all of them.
+        cache: where to look up, and keep, the groups of a list that was read before.
 
     Returns:
         Groups in their order, each a tuple of partition ids in rank order.
@@ -103,12 +120,17 @@ def replica_groups(instruction: Any, num_partitions: int) -> Groups:
     Raises:
         ValueError: the lists contradict themselves (numpy's message says how).
     """
-    if instruction.HasField("mesh_axes_replica_group_list"):
-        return _from_mesh_axes(instruction.mesh_axes_replica_group_list)
-    if instruction.HasField("iota_collective_device_list"):
-        return _from_iota(instruction.iota_collective_device_list)
-    # Field 49 is the deprecated place of the plain list; XLA still reads it.
-    listed = instruction.collective_device_list.replica_groups or instruction.replica_groups
-    if listed:
-        return _frozen(group.replica_ids for group in listed)
+    for form, read in _READERS.items():
+        if instruction.HasField(form):
+            listed = getattr(instruction, form)
+            key = (form, listed.SerializeToString())
+            groups = cache.get(key) if cache else None
+            if groups is None:
+                groups = read(listed)
+                if cache is not None:
+                    cache[key] = groups
+            if groups:
+                return groups
+    if instruction.replica_groups:  # field 49, the deprecated place of the plain list
+        return _from_list(instruction)
     return (tuple(range(num_partitions)),)

@@ -9,8 +9,6 @@ a thread and imports nothing lazily.
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,12 +17,14 @@ from typing import Any
 from absl import logging
 
 from strata_jax.hlo import cost, schema
-from strata_jax.hlo.attributes import is_bound
 from strata_jax.hlo.bind import add_error, bind, make_error
 from strata_jax.hlo.combine import combine
-from strata_jax.hlo.find import NOT_YET, TARGET, Call, Finder, Left, device_table
-from strata_jax.hlo.graph import LOCAL_MASK, Graph
+from strata_jax.hlo.counters import Counters as Counters  # part of this interface
+from strata_jax.hlo.counters import Tally
+from strata_jax.hlo.find import TARGET, Call, Finder, Left, device_table
+from strata_jax.hlo.graph import Graph
 from strata_jax.hlo.promotion import unpromote
+from strata_jax.hlo.scan import Scan, scan_module
 
 # Frontend attribute of the module that says how it was lowered. A value that starts with MARK_ON is
 # ours; one that starts with MARK_DONATES would lose its donation by being changed (jaxlib 0.10).
@@ -48,62 +48,6 @@ HOOK_ERROR = "hook error"
 SHARED_COMPUTATION = "shared computation"
 
 
-@dataclasses.dataclass
-class Tally:
-    """What the hook did.
-
-    Attributes:
-        modules: modules changed.
-        lowered: calls written by the lowering that were given their identity.
-        native: native all-reduces that became calls.
-        unpromoted: buffers of those whose promotion to a wider type was undone.
-        calls: calls that are left after small ones were merged.
-        failed: calls turned into an error.
-        finish: calls by how they are completed.
-        left: collectives that stay native, by reason.
-        seconds: time spent.
-    """
-
-    modules: int = 0
-    lowered: int = 0
-    native: int = 0
-    unpromoted: int = 0
-    calls: int = 0
-    failed: int = 0
-    finish: Counter[str] = dataclasses.field(default_factory=Counter)
-    left: Counter[str] = dataclasses.field(default_factory=Counter)
-    seconds: float = 0.0
-
-
-class Counters:
-    """Sums of what the hook did in this process; any thread may compile."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the two below
-        self._total = Tally()
-        self._error_logged = False
-
-    def add(self, tally: Tally) -> None:
-        """Add what happened in one module."""
-        with self._lock:
-            for field in dataclasses.fields(Tally):
-                total = getattr(self._total, field.name)
-                total += getattr(tally, field.name)
-                setattr(self._total, field.name, total)
-
-    def first_error(self) -> bool:
-        """Say whether this is the first error of the hook, the one to log."""
-        with self._lock:
-            first, self._error_logged = not self._error_logged, True
-            return first
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the sums so far."""
-        with self._lock:
-            result = dict(vars(self._total))
-            return {**result, "finish": dict(result["finish"]), "left": dict(result["left"])}
-
-
 class _Names:
     """Makes instruction names that a module does not have."""
 
@@ -120,52 +64,10 @@ class _Names:
                 return name
 
 
-@dataclasses.dataclass
-class _Scan:
-    """What one pass over all instructions finds; fused computations hold none of it."""
-
-    computations: dict[int, Any] = dataclasses.field(default_factory=dict)
-    natives: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    lowered: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    left: list[Left] = dataclasses.field(default_factory=list)
-    callers: dict[int, list[tuple[int, int]]] = dataclasses.field(default_factory=dict)
-    blocks: bool = False
-    is_bound: bool = False
-
-
-def _scan(module: Any) -> _Scan:
-    scan = _Scan()
-    for computation in module.computations:
-        scan.computations[computation.id] = computation
-        if computation.is_fusion_computation:
-            continue
-        for instruction in computation.instructions:
-            opcode = instruction.opcode
-            if opcode == "fusion" or opcode == "parameter" or opcode == "get-tuple-element":
-                continue
-            for called in instruction.called_computation_ids:
-                site = (computation.id, instruction.id & LOCAL_MASK)
-                scan.callers.setdefault(called, []).append(site)
-            if opcode == "all-reduce":
-                scan.natives.append((computation.id, instruction.id & LOCAL_MASK))
-            elif opcode == "custom-call":
-                if instruction.custom_call_target == TARGET:
-                    scan.lowered.append((computation.id, instruction.id & LOCAL_MASK))
-                    scan.is_bound |= is_bound(instruction.backend_config)
-                else:
-                    scan.blocks |= cost.may_block(instruction.custom_call_target)
-            elif opcode in NOT_YET:
-                reason = f"{opcode}: not yet on the fabric"
-                scan.left.append(Left(computation, instruction, reason))
-            elif opcode in cost.BLOCKING_OPCODES:
-                scan.blocks = True
-    return scan
-
-
 class _Rewriter:
     """The work on one module."""
 
-    def __init__(self, module: Any, scan: _Scan, process_index: int, names: _Names) -> None:
+    def __init__(self, module: Any, scan: Scan, process_index: int, names: _Names) -> None:
         self._module = module
         self._scan = scan
         self._finder = Finder(module, scan.computations, process_index)
@@ -261,7 +163,10 @@ class _Rewriter:
         finishes = [cost.LANE] * len(ordered)
         if not self.left and not self._scan.blocks:
             graphs = {c: self._graphs[c] for c in counted}
-            model = cost.CostModel(self._scan.computations, graphs, counted, depths, callers)
+            smallest = min((c.group_size for c in ordered if c.group_size > 1), default=2)
+            model = cost.CostModel(
+                self._scan.computations, graphs, counted, depths, callers, smallest
+            )
             finishes = [model.finish(call) for call in ordered]
         devices = device_table(self._module) or []
         bind(self._module.name, ordered, finishes, devices, self._names)
@@ -275,8 +180,8 @@ def _mark_of(module: Any) -> str:
 
 def _strict_text(opcode: str, name: str, module_name: str, reason: str) -> str:
     return (
-        f"{opcode} {name} of module {module_name} cannot run on the fabric: {reason}. In strict "
-        f"mode no collective may stay native. Compile this program inside `with "
+        f"{f'{opcode} {name}'.strip()} of module {module_name} cannot run on the fabric: {reason}. "
+        f"In strict mode no collective may stay native. Compile this program inside `with "
         f"strata_jax.disabled():`, or initialise with strata_jax.init(strict=False)."
     )
 
@@ -298,7 +203,7 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
     mark = _mark_of(module)
     if not mark.startswith((MARK_ON, MARK_DONATES)):
         return None
-    scan = _scan(module)
+    scan = scan_module(module)
     if scan.is_bound:  # a module that went through the hook before
         return None
     names = _Names(data)
@@ -312,6 +217,13 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
     if calls:
         rewriter.rewrite(calls)
     tally.left.update(left.reason for left in rewriter.left)
+    if tally.left[DONATION] and counters.first(DONATION):
+        logging.warning(
+            "strata_jax: %s donates buffers, which this JAX would lose if its collectives were "
+            "replaced; programs that donate stay native. Use jax 0.11 or newer (Python 3.12), or "
+            "do not donate",
+            module.name,
+        )
     if strict and rewriter.left:
         left = rewriter.left[0]
         text = _strict_text(
@@ -329,9 +241,11 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
 
 def _fail_module(data: bytes) -> bytes:
     module = schema.HloModuleProto.FromString(data)
-    text = _strict_text("every collective", "", module.name, "the compile hook failed, see the log")
-    add_error(module, text, _Names(data))
-    return module.SerializeToString()
+    if _mark_of(module).startswith((MARK_ON, MARK_DONATES)):
+        text = _strict_text("a collective", "", module.name, "the compile hook failed, see the log")
+        add_error(module, text, _Names(data))
+    result: bytes = module.SerializeToString()
+    return result
 
 
 def make_callback(
@@ -350,7 +264,7 @@ def make_callback(
             return rewrite(data, strict=strict, process_index=process_index, counters=counters)
         except Exception:  # pylint: disable=broad-except
             # An exception here would abort the process on jaxlib 0.10.
-            if counters.first_error():
+            if counters.first(HOOK_ERROR):
                 logging.exception("strata_jax: the compile hook failed; programs compile natively")
             counters.add(Tally(left=Counter({HOOK_ERROR: 1})))
         try:
