@@ -12,7 +12,6 @@
 namespace strata::core {
 namespace {
 
-
 // Two ranks; float buffers of the given lengths, and one of packed 4-bit integers.
 void Check(const std::vector<int64_t>& counts, int num_threads) {
   std::vector<std::vector<float>> in(2 * counts.size()), out(2 * counts.size());
@@ -28,20 +27,20 @@ void Check(const std::vector<int64_t>& counts, int num_threads) {
       out_pointers.push_back(out[2 * part + rank].data());
     }
   }
-  std::vector<uint8_t> packed_in(5001, 0x21), packed_out[2] = {std::vector<uint8_t>(5002, 0xee),
-                                                               std::vector<uint8_t>(5002, 0xee)};
+  std::vector<uint8_t> packed_in(5001, 0x21),
+      packed_out[2] = {std::vector<uint8_t>(5002, 0xee), std::vector<uint8_t>(5002, 0xee)};
   const void* packed_in_pointers[] = {packed_in.data(), packed_in.data()};
   void* packed_out_pointers[] = {packed_out[0].data(), packed_out[1].data()};
 
   AllReduceWork work;
-  std::vector<AllReduceWork::Buffer> buffers;
+  work.Clear(2);
   const ReduceFn sum = Kernels().find_reduce(DType::kF32, ReduceKind::kSum);
   for (size_t part = 0; part < counts.size(); ++part) {
-    buffers.push_back({sum, 32, counts[part], &in_pointers[2 * part], &out_pointers[2 * part]});
+    work.Add({sum, 32, counts[part], &in_pointers[2 * part], &out_pointers[2 * part]});
   }
-  buffers.push_back({Kernels().find_reduce(DType::kS4, ReduceKind::kSum), 4, 10001,
-                     packed_in_pointers, packed_out_pointers});
-  work.Plan(2, std::move(buffers));
+  work.Add({Kernels().find_reduce(DType::kS4, ReduceKind::kSum), 4, 10001, packed_in_pointers,
+            packed_out_pointers});
+  work.Plan();
   EXPECT_EQ(work.num_bytes(), 4 * std::accumulate(counts.begin(), counts.end(), int64_t{0}) + 5001);
   std::atomic<int> num_last{0};
   std::vector<std::thread> threads;
@@ -79,7 +78,8 @@ TEST(AllReduceWork, BoundariesAtUnits) { Check({32768, 32768, 32767, 1, 65536}, 
 
 TEST(AllReduceWork, NothingToDo) {
   AllReduceWork work;
-  work.Plan(2, {});
+  work.Clear(2);
+  work.Plan();
   EXPECT_EQ(work.num_units(), 0);
   EXPECT_TRUE(work.Run());
 }

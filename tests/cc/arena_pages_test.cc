@@ -114,6 +114,17 @@ TEST_P(ArenaPagesTest, TrimGivesAllFreePagesBackAndNoOthers) {
   EXPECT_EQ(arena->Trim(), 0u);
 }
 
+TEST_P(ArenaPagesTest, TrimWaitsForPopulation) {
+  const auto arena = MakeArena(64 * kMiB, GetParam());
+  for (int i = 0; i < 100; ++i) {
+    arena->Free(arena->Allocate(8 * kMiB, 64));  // starts population
+    std::this_thread::sleep_for(std::chrono::microseconds(i * 5));
+    arena->Trim();
+    ASSERT_EQ(arena->Stats().kept_bytes, 0u);
+    ASSERT_EQ(ResidentBytes(*arena, 64 * kMiB), 0u) << i;
+  }
+}
+
 TEST_P(ArenaPagesTest, TickTrimsAfterAMinuteWithoutAllocations) {
   const auto arena = MakeArena(64 * kMiB, GetParam());
   EXPECT_EQ(arena->Tick(5000), 0u);

@@ -56,7 +56,7 @@ class Outcome {
 };
 
 void RunOnThread(void*, std::function<void()> task) { std::thread(std::move(task)).detach(); }
-const ThreadPool kPool{4, nullptr, RunOnThread};
+const ThreadPool kPool{nullptr, RunOnThread};
 
 std::unique_ptr<Collective> Make(std::vector<std::vector<int64_t>> groups, Finish finish,
                                  int num_devices) {
@@ -72,13 +72,13 @@ std::unique_ptr<Collective> Make(std::vector<std::vector<int64_t>> groups, Finis
   return collective;
 }
 
-Arrival MakeArrival(const std::vector<float>& in, std::vector<float>* out, Outcome* outcome) {
-  Arrival arrival;
-  arrival.parts = {{DType::kF32, static_cast<int64_t>(in.size())}};
-  arrival.in = {in.data()};
-  arrival.out = {out->data()};
-  arrival.completion = outcome->MakeCompletion();
-  return arrival;
+void Arrive(Collective& collective, int64_t partition, int64_t run_id, const std::vector<float>& in,
+            std::vector<float>* out, Completion completion) {
+  const Part part{DType::kF32, static_cast<int64_t>(in.size())};
+  const void* in_pointer = in.data();
+  void* out_pointer = out->data();
+  collective.Arrive(partition, run_id, {1, &part, &in_pointer, &out_pointer, std::move(completion)},
+                    kPool);
 }
 
 class Meeting : public testing::TestWithParam<Finish> {};
@@ -96,7 +96,7 @@ TEST_P(Meeting, ThreadsOfAllRanksInManyRuns) {
         for (int run = 0; run < num_runs; ++run) {
           std::vector<float> in(count, static_cast<float>(rank + run)), out(count);
           Outcome outcome;
-          collective->Arrive(rank, run, MakeArrival(in, &out, &outcome), kPool);
+          Arrive(*collective, rank, run, in, &out, outcome.MakeCompletion());
           ASSERT_FALSE(outcome.Wait().has_value());
           for (float value : out) ASSERT_EQ(value, static_cast<float>(rank + partner + 2 * run));
         }
@@ -112,12 +112,12 @@ TEST_P(Meeting, RunsInAnyOrder) {
   std::vector<float> a{1}, b{2}, c{10}, d{20}, out(4);
   std::vector<std::vector<float>> outs(4, std::vector<float>(1));
   Outcome outcomes[4];
-  collective->Arrive(0, 7, MakeArrival(a, &outs[0], &outcomes[0]), kPool);
-  collective->Arrive(1, 8, MakeArrival(d, &outs[1], &outcomes[1]), kPool);
+  Arrive(*collective, 0, 7, a, &outs[0], outcomes[0].MakeCompletion());
+  Arrive(*collective, 1, 8, d, &outs[1], outcomes[1].MakeCompletion());
   EXPECT_EQ(collective->NumOpen(), 2);
   EXPECT_FALSE(outcomes[0].IsDone());
-  collective->Arrive(0, 8, MakeArrival(c, &outs[2], &outcomes[2]), kPool);
-  collective->Arrive(1, 7, MakeArrival(b, &outs[3], &outcomes[3]), kPool);
+  Arrive(*collective, 0, 8, c, &outs[2], outcomes[2].MakeCompletion());
+  Arrive(*collective, 1, 7, b, &outs[3], outcomes[3].MakeCompletion());
   for (auto& outcome : outcomes) EXPECT_FALSE(outcome.Wait().has_value());
   EXPECT_EQ(outs[0][0], 3);
   EXPECT_EQ(outs[3][0], 3);
@@ -129,8 +129,8 @@ TEST_P(Meeting, DifferentBuffersFailBothAndShowBoth) {
   auto collective = Make({{0, 1, 2}}, GetParam(), 3);
   std::vector<float> a(3), b(4), out(4);
   Outcome outcomes[3];
-  collective->Arrive(0, 1, MakeArrival(a, &out, &outcomes[0]), kPool);
-  collective->Arrive(1, 1, MakeArrival(b, &out, &outcomes[1]), kPool);
+  Arrive(*collective, 0, 1, a, &out, outcomes[0].MakeCompletion());
+  Arrive(*collective, 1, 1, b, &out, outcomes[1].MakeCompletion());
   for (int rank : {0, 1}) {
     const auto failure = outcomes[rank].Wait();
     ASSERT_TRUE(failure.has_value());
@@ -140,12 +140,12 @@ TEST_P(Meeting, DifferentBuffersFailBothAndShowBoth) {
     }
   }
   // The third comes late and learns of it at once; then the run is forgotten.
-  collective->Arrive(2, 1, MakeArrival(a, &out, &outcomes[2]), kPool);
+  Arrive(*collective, 2, 1, a, &out, outcomes[2].MakeCompletion());
   EXPECT_TRUE(outcomes[2].Wait().has_value());
   Outcome again[3];
   std::vector<std::vector<float>> outs(3, std::vector<float>(3));
   for (int rank = 0; rank < 3; ++rank) {
-    collective->Arrive(rank, 1, MakeArrival(a, &outs[rank], &again[rank]), kPool);
+    Arrive(*collective, rank, 1, a, &outs[rank], again[rank].MakeCompletion());
   }
   for (auto& outcome : again) EXPECT_FALSE(outcome.Wait().has_value());
 }
@@ -154,7 +154,7 @@ TEST_P(Meeting, MissingRanksAreNamed) {
   auto collective = Make({{1, 0, 2}}, GetParam(), 3);
   std::vector<float> a(3), out(3);
   Outcome waiting, late;
-  collective->Arrive(0, 5, MakeArrival(a, &out, &waiting), kPool);
+  Arrive(*collective, 0, 5, a, &out, waiting.MakeCompletion());
   std::vector<std::string> lines;
   collective->ReportOpen(Watchdog::Now(), &lines);
   collective->ReportOpen(Watchdog::Now(), &lines);
@@ -173,7 +173,7 @@ TEST_P(Meeting, MissingRanksAreNamed) {
             std::string::npos)
       << failure->message;
   EXPECT_EQ(collective->NumOpen(), 0);
-  collective->Arrive(1, 5, MakeArrival(a, &out, &late), kPool);
+  Arrive(*collective, 1, 5, a, &out, late.MakeCompletion());
   EXPECT_TRUE(late.Wait().has_value());
 }
 
@@ -182,16 +182,16 @@ TEST(Collective, ManyFailedRunsAreForgotten) {
   std::vector<float> a(1), out(1);
   std::vector<Outcome> outcomes(100);
   for (int run = 0; run < 100; ++run) {
-    collective->Arrive(0, run, MakeArrival(a, &out, &outcomes[run]), kPool);
+    Arrive(*collective, 0, run, a, &out, outcomes[run].MakeCompletion());
     collective->FailOpen(Watchdog::Now(), FailureCode::kCancelled,
                          [](const std::string& who) { return who; });
     EXPECT_TRUE(outcomes[run].Wait().has_value());
   }
   // The last ones are remembered, the first ones not: there a rank would wait again.
   Outcome late, early;
-  collective->Arrive(1, 99, MakeArrival(a, &out, &late), kPool);
+  Arrive(*collective, 1, 99, a, &out, late.MakeCompletion());
   EXPECT_TRUE(late.Wait().has_value());
-  collective->Arrive(1, 0, MakeArrival(a, &out, &early), kPool);
+  Arrive(*collective, 1, 0, a, &out, early.MakeCompletion());
   EXPECT_FALSE(early.IsDone());
   EXPECT_EQ(FailOpenUses(Watchdog::Now(), FailureCode::kCancelled,
                          [](const std::string& who) { return who; }),
@@ -203,10 +203,10 @@ TEST(Collective, ARankThatComesTwiceIsAnError) {
   auto collective = Make({{0, 1}}, Finish::kLane, 2);
   std::vector<float> a{1}, out(1), other_out(1);
   Outcome first, twice, peer;
-  collective->Arrive(0, 1, MakeArrival(a, &out, &first), kPool);
-  collective->Arrive(0, 1, MakeArrival(a, &out, &twice), kPool);
+  Arrive(*collective, 0, 1, a, &out, first.MakeCompletion());
+  Arrive(*collective, 0, 1, a, &out, twice.MakeCompletion());
   ASSERT_TRUE(twice.Wait().has_value());
-  collective->Arrive(1, 1, MakeArrival(a, &other_out, &peer), kPool);
+  Arrive(*collective, 1, 1, a, &other_out, peer.MakeCompletion());
   EXPECT_FALSE(first.Wait().has_value());
   EXPECT_FALSE(peer.Wait().has_value());
 }
@@ -216,7 +216,7 @@ TEST(Collective, APartitionOutsideAllGroupsIsAnError) {
   std::vector<float> a(1), out(1);
   for (int64_t partition : {2, 9, -1}) {
     Outcome outcome;
-    collective->Arrive(partition, 1, MakeArrival(a, &out, &outcome), kPool);
+    Arrive(*collective, partition, 1, a, &out, outcome.MakeCompletion());
     EXPECT_TRUE(outcome.Wait().has_value());
   }
 }
@@ -239,7 +239,7 @@ TEST(Collective, AGroupOfOneIsACopy) {
   auto collective = Make({{0}}, Finish::kInline, 1);
   std::vector<float> in{1, 2, 3}, out(3);
   Outcome outcome;
-  collective->Arrive(0, 1, MakeArrival(in, &out, &outcome), kPool);
+  Arrive(*collective, 0, 1, in, &out, outcome.MakeCompletion());
   EXPECT_FALSE(outcome.Wait().has_value());
   EXPECT_EQ(out, in);
 }
@@ -252,11 +252,7 @@ TEST_P(Meeting, ContinuationsCallAgainAndTheLastOneDestroys) {
     std::vector<float> in, out;
     std::atomic<int>* num_done;
     void Step() {
-      Arrival arrival;
-      arrival.parts = {{DType::kF32, 1}};
-      arrival.in = {in.data()};
-      arrival.out = {out.data()};
-      arrival.completion = Completion(
+      Completion completion(
           [](void* context, const Failure* failure) {
             Device* self = static_cast<Device*>(context);
             EXPECT_EQ(failure, nullptr);
@@ -270,7 +266,7 @@ TEST_P(Meeting, ContinuationsCallAgainAndTheLastOneDestroys) {
             ++*self->num_done;
           },
           this);
-      collective->Arrive(rank, 3, std::move(arrival), kPool);
+      Arrive(*collective, rank, 3, in, &out, std::move(completion));
     }
   };
   std::atomic<int> num_done{0};
@@ -294,7 +290,7 @@ TEST(Watchdog, FailsAtTheDeadline) {
   std::vector<float> a(1), out(1);
   Outcome outcome;
   const auto start = std::chrono::steady_clock::now();
-  collective->Arrive(0, 1, MakeArrival(a, &out, &outcome), kPool);
+  Arrive(*collective, 0, 1, a, &out, outcome.MakeCompletion());
   const auto failure = outcome.Wait();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   ASSERT_TRUE(failure.has_value());
@@ -314,7 +310,7 @@ TEST(Watchdog, AnInterruptFailsWhatWaits) {
   auto collective = Make({{0, 1}}, Finish::kLane, 2);
   std::vector<float> a(1), out(1);
   Outcome outcome;
-  collective->Arrive(0, 1, MakeArrival(a, &out, &outcome), kPool);
+  Arrive(*collective, 0, 1, a, &out, outcome.MakeCompletion());
   const unsigned char other = SIGUSR1, interrupt = SIGINT;
   std::this_thread::sleep_for(std::chrono::milliseconds(2200));
   ASSERT_EQ(write(fds[1], &other, 1), 1);

@@ -137,8 +137,7 @@ template <typename T>
 void CheckAgainstOracle(DType dtype) {
   for (const char* isa : IsasOfThisMachine()) {
     ASSERT_TRUE(SelectKernels(isa));
-    for (auto kind :
-         {ReduceKind::kSum, ReduceKind::kProduct, ReduceKind::kMax, ReduceKind::kMin}) {
+    for (auto kind : {ReduceKind::kSum, ReduceKind::kProduct, ReduceKind::kMax, ReduceKind::kMin}) {
       for (int num_ranks : kRankCounts) {
         for (int64_t count : kSizes) {
           Ranks ranks(dtype, num_ranks, count, 11);
@@ -149,8 +148,8 @@ void CheckAgainstOracle(DType dtype) {
               values[i] = static_cast<T>(static_cast<int>(random() % 200) - 100) / 8;
             }
           }
-          Kernels().find_reduce(dtype, kind)(ranks.in.data(), ranks.out.data(), num_ranks, 0,
-                                             count, false);
+          Kernels().find_reduce(dtype, kind)(ranks.in.data(), ranks.out.data(), num_ranks, 0, count,
+                                             false);
           for (int64_t i = 0; i < count; ++i) {
             T want = static_cast<const T*>(ranks.in[0])[i];
             for (int r = 1; r < num_ranks; ++r) {

@@ -18,16 +18,24 @@ constexpr int64_t kStreamBytes = 8 << 20;
 
 }  // namespace
 
-void AllReduceWork::Plan(int num_ranks, std::vector<Buffer> buffers) {
+void AllReduceWork::Clear(int num_ranks) {
   num_ranks_ = num_ranks;
-  buffers_ = std::move(buffers);
-  starts_.reserve(buffers_.size());
-  for (const Buffer& buffer : buffers_) {
-    starts_.push_back(num_bytes_);
-    num_bytes_ += (buffer.num_elements * buffer.bit_width + 7) / 8;
-  }
+  num_bytes_ = num_units_ = 0;
+  buffers_.clear();
+  starts_.clear();
+  next_.store(0, std::memory_order_relaxed);
+  done_.store(0, std::memory_order_relaxed);
+}
+
+void AllReduceWork::Add(const Buffer& buffer) {
+  buffers_.push_back(buffer);
+  starts_.push_back(num_bytes_);
+  num_bytes_ += (buffer.num_elements * buffer.bit_width + 7) / 8;
+}
+
+void AllReduceWork::Plan() {
   num_units_ = (num_bytes_ + kUnitBytes - 1) / kUnitBytes;
-  stream_ = num_bytes_ * num_ranks >= kStreamBytes;
+  stream_ = num_bytes_ * num_ranks_ >= kStreamBytes;
 }
 
 bool AllReduceWork::Run() {

@@ -25,9 +25,12 @@ class AllReduceWork {
     void* const* out;
   };
 
-  AllReduceWork() = default;
+  // Starts anew. Nobody may be in Run() of the work before.
+  void Clear(int num_ranks);
   // The pointers' arrays must outlive the work.
-  void Plan(int num_ranks, std::vector<Buffer> buffers);
+  void Add(const Buffer& buffer);
+  // To be called once after the last Add().
+  void Plan();
 
   int64_t num_units() const { return num_units_; }
   int64_t num_bytes() const { return num_bytes_; }  // of one rank

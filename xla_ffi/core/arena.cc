@@ -57,8 +57,7 @@ Arena::Arena(std::unique_ptr<platform::Region> region, bool shared)
       shared_(shared),
       begin_(reinterpret_cast<uintptr_t>(region_->base())),
       capacity_(region_->num_bytes()),
-      pieces_(capacity_ / platform::kPieceBytes),
-      populating_(kNoPiece) {
+      pieces_(capacity_ / platform::kPieceBytes) {
   blocks_.insert(MakeBlock(0, capacity_));
   PutFree(blocks_.begin());
 }

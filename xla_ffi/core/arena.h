@@ -190,9 +190,9 @@ class Arena {
   bool stopping_ = false;
   bool population_works_ = true;
   bool population_wanted_ = false;
-  size_t populating_;              // the piece being populated outside the lock, or kNoPiece
+  bool populating_ = false;        // a piece is being populated outside the lock
   std::condition_variable wake_;   // population_wanted_ or stopping_ became true
-  std::condition_variable quiet_;  // populating_ became kNoPiece
+  std::condition_variable quiet_;  // populating_ became false
   std::thread populator_;
 
   // A plain count; orders nothing, so all its accesses are relaxed.

@@ -4,14 +4,11 @@
 #ifndef STRATA_CORE_ARENA_INTERNAL_H_
 #define STRATA_CORE_ARENA_INTERNAL_H_
 
-#include <cstdint>
 #include <mutex>
 
 #include "core/arena.h"
 
 namespace strata::core {
-
-inline constexpr size_t kNoPiece = SIZE_MAX;
 
 // Holds an arena's mutex. Between BeforeFork and AfterFork the forking thread has it already, and
 // other libraries' fork handlers, which run in between on that thread, may allocate and free.

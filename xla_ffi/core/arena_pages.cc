@@ -3,13 +3,13 @@
 // The pages of the arena. The unit is a piece of 2 MiB; a piece is resident once some of it was
 // handed out or populated, whether or not anybody touched all of it.
 //
-// Population beside allocation and discarding: the populator chooses a piece and notes it in
-// populating_ under the lock, asks the kernel for its pages without it, and then marks the piece
-// resident under the lock again. Meanwhile
+// Population beside allocation and discarding: the populator chooses a piece under the lock, asks
+// the kernel for its pages without it, and then marks the piece resident under the lock again,
+// whatever became of it. Meanwhile
 // * the piece may be handed out and written: harmless, populating never changes what is in a page;
-// * the piece is not discarded (DiscardDownTo passes over populating_), or pages would appear after
-//   the discard that the books do not know. So a piece that is handed out, written and freed in
-//   that time just stays until the populator is done and enforces the limits itself;
+// * the piece may be handed out, freed and discarded: the kernel then may bring pages back that the
+//   books do not know, until the populator marks the piece and enforces the limits itself. Trim,
+//   which promises that nothing is left, waits for it;
 // * no piece with a block in it is ever discarded, whatever the populator does, since used_bytes is
 //   read and the pages go under the lock that handing out needs. Live data cannot be lost.
 #include <pthread.h>
@@ -39,6 +39,8 @@ constexpr size_t kAheadShare = 8;
 constexpr size_t kMostAheadBytes = size_t{64} << 20;
 
 constexpr double kIdleTrimS = 60;
+
+constexpr size_t kNoPiece = SIZE_MAX;
 
 // The arena that fork handlers act upon. Release and acquire: a forking thread that sees the arena
 // sees it made.
@@ -91,7 +93,7 @@ size_t Arena::DiscardDownTo(size_t kept_bytes) {
   // In a child the pages of a file are the parent's, and private ones go when the child does.
   if (forked_) return 0;
   const auto discardable = [this](size_t index) {
-    return pieces_[index].resident && pieces_[index].used_bytes == 0 && index != populating_;
+    return pieces_[index].resident && pieces_[index].used_bytes == 0;
   };
   size_t discarded = 0;
   // Highest addresses first: best fit takes the lowest, so these are needed last.
@@ -121,7 +123,7 @@ size_t Arena::Trim() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (forked_) return 0;
   population_wanted_ = false;
-  quiet_.wait(lock, [this] { return populating_ == kNoPiece; });  // one piece: under 2 ms
+  quiet_.wait(lock, [this] { return !populating_; });  // one piece: under 2 ms
   return DiscardDownTo(0);
 }
 
@@ -172,9 +174,9 @@ size_t Arena::NextPieceToPopulate() const {
   if (kept_ + kPieceBytes > keep_limit_) return kNoPiece;
   if (in_use_ + kept_ + kPieceBytes > ResidentLimit()) return kNoPiece;
   const size_t ahead = std::min(std::max(in_use_ / kAheadShare, kPieceBytes), kMostAheadBytes);
-  const size_t first = last->first / kPieceBytes;
-  const size_t end = std::min(first + (ahead - 1) / kPieceBytes + 2, pieces_.size());
-  for (size_t index = first; index < end; ++index) {
+  const size_t end =
+      std::min((last->first + ahead + kPieceBytes - 1) / kPieceBytes, pieces_.size());
+  for (size_t index = last->first / kPieceBytes; index < end; ++index) {
     if (!pieces_[index].resident) return index;
   }
   return kNoPiece;
@@ -191,18 +193,18 @@ void Arena::PopulateLoop() {
       population_wanted_ = false;
       continue;
     }
-    populating_ = index;
+    populating_ = true;
     lock.unlock();
     const platform::Populated result = region_->Populate(index * kPieceBytes, kPieceBytes);
     lock.lock();
-    populating_ = kNoPiece;
+    populating_ = false;
     if (result == platform::Populated::kYes) {
       counts_.populated_bytes += kPieceBytes;
     } else {
       population_wanted_ = false;
       population_works_ = result != platform::Populated::kUnsupported;
     }
-    // Also after a failure: some of its pages may be there.
+    // Also after a failure: some of its pages may be there. Not if it was handed out meanwhile.
     if (!pieces_[index].resident) {
       pieces_[index].resident = true;
       kept_ += kPieceBytes - pieces_[index].used_bytes;
@@ -250,7 +252,7 @@ void Arena::AfterForkInChild() {
   if (arena == nullptr) return;
   arena->forked_ = true;  // also: the populator does not exist here, and nothing may wait for it
   arena->population_wanted_ = false;
-  arena->populating_ = kNoPiece;
+  arena->populating_ = false;
   // Private memory is the child's own copy already. A child of a child has no file any more, and
   // what it has is private.
   arena->region_->MapPrivateOver(arena->committed_);

@@ -28,13 +28,13 @@ Registry& GetRegistry() {
   return registry;
 }
 
-std::string Describe(const std::vector<Part>& parts) {
+std::string Describe(const Part* parts, size_t num_parts) {
   std::string text;
-  for (size_t i = 0; i < parts.size() && i < 4; ++i) {
+  for (size_t i = 0; i < num_parts && i < 4; ++i) {
     text += (i > 0 ? ", " : "") + std::string(Name(parts[i].dtype)) + "[" +
             std::to_string(parts[i].num_elements) + "]";
   }
-  if (parts.size() > 4) text += ", ... (" + std::to_string(parts.size()) + " buffers)";
+  if (num_parts > 4) text += ", ... (" + std::to_string(num_parts) + " buffers)";
   return text;
 }
 
@@ -58,14 +58,27 @@ struct Collective::Use {
   std::vector<bool> arrived;            // by rank; a completion is gone once it ran
   std::shared_ptr<const Failure> failure;
   AllReduceWork work;
+
+  void Begin(int64_t run, const Arrival& first, int num_ranks) {
+    run_id = run;
+    first_tick = Watchdog::Now();
+    reported = false;
+    num_arrived = 0;
+    parts.assign(first.parts, first.parts + first.num_parts);
+    in.resize(parts.size() * num_ranks);
+    out.resize(parts.size() * num_ranks);
+    completions.resize(num_ranks);
+    arrived.assign(num_ranks, false);
+  }
 };
 
 struct Collective::Group {
-  std::vector<int64_t> partitions;  // by rank
-  std::vector<int64_t> devices;     // by rank
-  std::vector<WorkQueue*> lanes;    // by rank
-  std::mutex mu;                    // guards uses and what is in them until all ranks arrived
-  std::vector<std::shared_ptr<Use>> uses;  // open or failed, oldest first
+  std::vector<int64_t> partitions;          // by rank
+  std::vector<int64_t> devices;             // by rank
+  std::vector<WorkQueue*> lanes;            // by rank
+  std::mutex mu;                            // guards all below, and a use until all ranks arrived
+  std::vector<std::shared_ptr<Use>> uses;   // open or failed, oldest first
+  std::vector<std::shared_ptr<Use>> spare;  // done, for the next ones: a call need not allocate
 };
 
 std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, std::string* error) {
@@ -136,14 +149,13 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
     auto it = std::find_if(group.uses.begin(), group.uses.end(),
                            [&](const auto& open) { return open->run_id == run_id; });
     if (it == group.uses.end()) {
-      use = std::make_shared<Use>();
-      use->run_id = run_id;
-      use->first_tick = Watchdog::Now();
-      use->parts = arrival.parts;
-      use->in.resize(arrival.parts.size() * num_ranks);
-      use->out.resize(arrival.parts.size() * num_ranks);
-      use->completions.resize(num_ranks);
-      use->arrived.resize(num_ranks);
+      if (group.spare.empty()) {
+        use = std::make_shared<Use>();
+      } else {
+        use = std::move(group.spare.back());
+        group.spare.pop_back();
+      }
+      use->Begin(run_id, arrival, num_ranks);
       group.uses.push_back(use);
       it = group.uses.end() - 1;
     } else {
@@ -160,17 +172,19 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
       is_last = ++use->num_arrived == num_ranks;
       if (use->failure != nullptr) {
         failure = use->failure;
-      } else if (!(use->parts == arrival.parts)) {
+      } else if (!std::equal(use->parts.begin(), use->parts.end(), arrival.parts,
+                             arrival.parts + arrival.num_parts)) {
         failure = use->failure = std::make_shared<Failure>(
             Failure{FailureCode::kInvalidArgument,
                     "all_reduce " + spec_.name + " in " + spec_.module_name + ": device " +
-                        std::to_string(group.devices[rank]) + " brings " + Describe(arrival.parts) +
-                        ", the ranks before it " + Describe(use->parts) +
+                        std::to_string(group.devices[rank]) + " brings " +
+                        Describe(arrival.parts, arrival.num_parts) + ", the ranks before it " +
+                        Describe(use->parts.data(), use->parts.size()) +
                         "; all ranks must bring the same shapes and dtypes. Run the same program "
                         "with the same shapes on every device"});
         fail_others = true;
       } else {
-        for (size_t part = 0; part < arrival.parts.size(); ++part) {
+        for (int part = 0; part < arrival.num_parts; ++part) {
           use->in[part * num_ranks + rank] = arrival.in[part];
           use->out[part * num_ranks + rank] = arrival.out[part];
         }
@@ -191,8 +205,7 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
 // called in.
 void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool) {
   const int num_ranks = static_cast<int>(group.partitions.size());
-  std::vector<AllReduceWork::Buffer> buffers;
-  buffers.reserve(use->parts.size());
+  use->work.Clear(num_ranks);
   for (size_t part = 0; part < use->parts.size(); ++part) {
     const Part& spec = use->parts[part];
     const ReduceFn reduce = Kernels().find_reduce(spec.dtype, spec_.kind);
@@ -204,10 +217,10 @@ void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const Th
       Fail(*use, group, failure);
       return;
     }
-    buffers.push_back({reduce, BitWidth(spec.dtype), spec.num_elements, &use->in[part * num_ranks],
-                       &use->out[part * num_ranks]});
+    use->work.Add({reduce, BitWidth(spec.dtype), spec.num_elements, &use->in[part * num_ranks],
+                   &use->out[part * num_ranks]});
   }
-  use->work.Plan(num_ranks, std::move(buffers));
+  use->work.Plan();
 
   CollectiveStats& stats = AllReduceStats();
   int64_t registered = 0;
@@ -226,46 +239,51 @@ void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const Th
   stats.bytes.fetch_add(use->work.num_bytes() * num_ranks, std::memory_order_relaxed);
   stats.registered_bytes.fetch_add(registered, std::memory_order_relaxed);
 
+  int64_t num_helpers = 0;
   if (use->work.num_bytes() > kAloneBytes) {
-    const int64_t helpers =
-        std::min<int64_t>({pool.num_threads, NumWorkers() - 1, use->work.num_units() - 1});
-    for (int64_t i = 0; i < helpers; ++i) {
+    num_helpers = std::min<int64_t>(NumWorkers() - 1, use->work.num_units() - 1);
+    for (int64_t i = 0; i < num_helpers; ++i) {
       pool.schedule(pool.pool, [this, &group, use] {
-        if (use->work.Run()) CompleteAll(*use, group, -1);
+        if (use->work.Run()) CompleteAll(use, group, -1, false);
       });
     }
   }
   // When a helper finishes last, it completes this rank too: a future that its handler already
   // returned, or is about to.
-  if (use->work.Run()) CompleteAll(*use, group, rank);
+  if (use->work.Run()) CompleteAll(std::move(use), group, rank, num_helpers == 0);
 }
 
-// `own_rank` is the rank whose handler is running this, or -1. After the last completion the
-// executable, and with it this object, may be gone.
-void Collective::CompleteAll(Use& use, const Group& group, int own_rank) const {
-  const int num_ranks = static_cast<int>(use.completions.size());
+// `own_rank` is the rank whose handler is running this, or -1. `reusable` says that no helper has,
+// or will ever have, to do with the use. After the last completion the executable, and with it
+// this object, may be gone; own_rank's comes last.
+void Collective::CompleteAll(std::shared_ptr<Use> use, Group& group, int own_rank,
+                             bool reusable) const {
+  const int num_ranks = static_cast<int>(use->completions.size());
   const Finish finish = spec_.finish;
-  int num_queued = 0;
   for (int r = 0; r < num_ranks; ++r) {
     if (r == own_rank) continue;
     switch (finish) {
       case Finish::kInline:
-        use.completions[r].Run(nullptr);
+        use->completions[r].Run(nullptr);
         break;
       case Finish::kShared:
-        SharedWorkers().Push(std::move(use.completions[r]), nullptr);
-        ++num_queued;
+        SharedWorkers().Push(std::move(use->completions[r]), nullptr);
         break;
       case Finish::kLane:
-        group.lanes[r]->Push(std::move(use.completions[r]), nullptr);
+        group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
         break;
     }
   }
-  // This rank's program goes on when its handler returns.
-  if (own_rank >= 0) use.completions[own_rank].Run(nullptr);
+  if (own_rank < 0) return;
+  Completion own = std::move(use->completions[own_rank]);
+  if (reusable) {
+    std::lock_guard<std::mutex> lock(group.mu);
+    group.spare.push_back(std::move(use));
+  }
+  own.Run(nullptr);  // this rank's program goes on when its handler returns
   // What the other workers cannot start at once is done here first: all cores stay busy and the
   // devices stay in step.
-  if (num_queued > 0 && own_rank >= 0) SharedWorkers().Help(NumWorkers() - 1);
+  if (finish == Finish::kShared) SharedWorkers().Help(NumWorkers() - 1);
 }
 
 void Collective::Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure) {
@@ -285,8 +303,8 @@ std::string Collective::Who(const Use& use, const Group& group) const {
             std::to_string(group.devices[r]) + ")";
   }
   return "all_reduce " + spec_.name + " (operation " + std::to_string(spec_.op_index) + ") in " +
-         spec_.module_name + ", " + Describe(use.parts) + ": rank " + here + " waits for rank " +
-         missing;
+         spec_.module_name + ", " + Describe(use.parts.data(), use.parts.size()) + ": rank " +
+         here + " waits for rank " + missing;
 }
 
 int Collective::FailOpen(uint32_t tick, FailureCode code,

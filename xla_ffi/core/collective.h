@@ -55,16 +55,17 @@ inline bool operator==(const Part& a, const Part& b) {
   return a.dtype == b.dtype && a.num_elements == b.num_elements;
 }
 
+// What one rank brings. The arrays, one element a part, are read during Arrive() only.
 struct Arrival {
-  std::vector<Part> parts;
-  std::vector<const void*> in;  // one pointer a part
-  std::vector<void*> out;
+  int num_parts;
+  const Part* parts;
+  const void* const* in;
+  void* const* out;
   Completion completion;
 };
 
 // XLA's intra-op pool. Valid during the call that it is passed to.
 struct ThreadPool {
-  int num_threads = 0;
   void* pool = nullptr;
   void (*schedule)(void* pool, std::function<void()> task) = nullptr;
 };
@@ -106,7 +107,7 @@ class Collective {
 
   explicit Collective(CollectiveSpec spec);
   void Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool);
-  void CompleteAll(Use& use, const Group& group, int own_rank) const;
+  void CompleteAll(std::shared_ptr<Use> use, Group& group, int own_rank, bool reusable) const;
   void Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure);
   std::string Who(const Use& use, const Group& group) const;
 

@@ -4,6 +4,7 @@
 // each call posts the arrival of one rank and returns a future.
 #include "handlers/all_reduce.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -165,6 +166,19 @@ void Schedule(void* pool, std::function<void()> task) {
   static_cast<ffi::ThreadPool*>(pool)->Schedule(std::move(task));
 }
 
+// A few elements without an allocation.
+template <typename T>
+class SmallArray {
+ public:
+  explicit SmallArray(size_t size) : more_(size > kFew ? new T[size] : nullptr) {}
+  T* data() { return more_ != nullptr ? more_.get() : few_; }
+
+ private:
+  static constexpr size_t kFew = 4;
+  T few_[kFew];
+  std::unique_ptr<T[]> more_;
+};
+
 ffi::Future Execute(State* state, ffi::RunId run_id, ffi::ThreadPool pool, ffi::RemainingArgs args,
                     ffi::RemainingRets rets) {
   auto promise = std::make_unique<ffi::Promise>();
@@ -178,10 +192,9 @@ ffi::Future Execute(State* state, ffi::RunId run_id, ffi::ThreadPool pool, ffi::
     return refuse(std::to_string(args.size()) + " operands for " + std::to_string(num_parts) +
                   " results; one more operand than results, the partition id, is needed");
   }
-  core::Arrival arrival;
-  arrival.parts.reserve(num_parts);
-  arrival.in.reserve(num_parts);
-  arrival.out.reserve(num_parts);
+  SmallArray<core::Part> parts(num_parts);
+  SmallArray<const void*> inputs(num_parts);
+  SmallArray<void*> outputs(num_parts);
   for (size_t i = 0; i < num_parts; ++i) {
     auto in = args.get<ffi::AnyBuffer>(i);
     auto out = rets.get<ffi::AnyBuffer>(i);
@@ -192,14 +205,15 @@ ffi::Future Execute(State* state, ffi::RunId run_id, ffi::ThreadPool pool, ffi::
                     ", which this operation does not reduce");
     }
     // Pointers and counts only: dimensions live in a call frame that XLA uses again.
-    arrival.parts.push_back({*dtype, static_cast<int64_t>(in->element_count())});
-    arrival.in.push_back(in->untyped_data());
-    arrival.out.push_back((*out)->untyped_data());
+    parts.data()[i] = {*dtype, static_cast<int64_t>(in->element_count())};
+    inputs.data()[i] = in->untyped_data();
+    outputs.data()[i] = (*out)->untyped_data();
   }
   auto partition = args.get<ffi::AnyBuffer>(num_parts);
   const uint32_t partition_id = *static_cast<const uint32_t*>(partition->untyped_data());
-  arrival.completion = core::Completion(CompletePromise, promise.release());
-  const core::ThreadPool core_pool{static_cast<int>(pool.num_threads()), &pool, Schedule};
+  core::Arrival arrival{static_cast<int>(num_parts), parts.data(), inputs.data(), outputs.data(),
+                        core::Completion(CompletePromise, promise.release())};
+  const core::ThreadPool core_pool{&pool, Schedule};
   state->collective->Arrive(partition_id, run_id.run_id, std::move(arrival), core_pool);
   return future;
 }

@@ -95,7 +95,7 @@ void CollectSlots(const dl_phdr_info& info, Search* search) {
   for (const Table& table : tables) {
     if (table.entries == nullptr) continue;
     for (size_t i = 0; i < table.num_bytes / sizeof(Rela); ++i) {
-      const Rela & entry = table.entries[i];
+      const Rela& entry = table.entries[i];
       const size_t symbol = ELF64_R_SYM(entry.r_info);
       const uint32_t kind = ELF64_R_TYPE(entry.r_info);
       if (symbol == 0 || entry.r_addend != 0 || !IsSlotKind(kind)) continue;
