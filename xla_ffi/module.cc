@@ -7,12 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/all_reduce.h"
 #include "core/alloc_hook.h"
 #include "core/arena.h"
 #include "core/collective.h"
 #include "core/copy_bandwidth.h"
 #include "core/kernels.h"
-#include "core/lanes.h"
 #include "core/watchdog.h"
 #include "handlers/all_reduce.h"
 #include "xla/ffi/api/c_api.h"
@@ -22,7 +22,11 @@ namespace nb = nanobind;
 namespace strata {
 namespace {
 
-nb::dict Registrations() {
+// What the stub _core.pyi says of the dictionaries.
+using Capsules = nb::typed<nb::dict, nb::str, nb::typed<nb::dict, nb::str, nb::any>>;
+using Report = nb::typed<nb::dict, nb::str, nb::any>;
+
+Capsules Registrations() {
   nb::dict all_reduce;
   all_reduce["instantiate"] = nb::capsule(handlers::AllReduceInstantiate());
   all_reduce["execute"] = nb::capsule(handlers::AllReduceExecute());
@@ -31,7 +35,7 @@ nb::dict Registrations() {
   return targets;
 }
 
-nb::dict TypeRegistrations() {
+Capsules TypeRegistrations() {
   nb::dict collective;
   collective["type_id"] = nb::capsule(handlers::CollectiveTypeId());
   collective["type_info"] = nb::capsule(handlers::CollectiveTypeInfo());
@@ -46,12 +50,12 @@ void Configure(double warn_s, double fail_s, int num_workers, const std::string&
                            "'; use 'baseline', or leave the choice open")
                               .c_str());
   }
-  core::SetNumWorkers(num_workers);
+  core::SetNumThreads(num_workers);
   core::Watchdog::Start(warn_s, fail_s);
 }
 
-nb::dict ArenaInstall(int64_t reserve_bytes, int64_t keep_bytes, bool huge_pages, bool shared,
-                      const std::string& library) {
+Report ArenaInstall(int64_t reserve_bytes, int64_t keep_bytes, bool huge_pages, bool shared,
+                    const std::string& library) {
   core::ArenaOptions options;
   options.reserve_bytes = reserve_bytes;
   options.keep_bytes = keep_bytes;
@@ -109,7 +113,7 @@ nb::dict ArenaStats() {
   return stats;
 }
 
-nb::dict Stats() {
+Report Stats() {
   const core::CollectiveStats& counters = core::AllReduceStats();
   nb::dict all_reduce;
   all_reduce["calls"] = counters.calls.load();

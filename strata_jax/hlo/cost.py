@@ -1,10 +1,10 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""How each Strata call hands back to XLA: inline, shared or through lanes, decided statically.
+"""How each Strata call hands back to XLA: inline or through lanes, decided statically.
 
 Completing a call runs the rest of a device's program, up to its next Strata call, on the completing
 thread. Inline, the last device to arrive does this for all peers one after another: the fastest way
 where little work follows, and a loss where much does. If that rest can block on another device it
-must not run on a shared thread at all.
+must not run on another device's thread at all.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from strata_jax.hlo import schema
 from strata_jax.hlo.find import Call
 from strata_jax.hlo.graph import LOCAL_MASK, Graph
 
-INLINE, SHARED, LANE = 0, 1, 2
+INLINE, LANE = 0, 1
 
 # Microseconds of serialised work, (group size - 1) times what follows a call, up to which
-# completing inline is faster than waking another thread for each peer.
-INLINE_WORK_US = 15.0
+# completing inline is faster than waking another thread for each peer. Measured on a 2-core host,
+# a psum of 4 KiB and a 128x128 matmul in turn: 8 devices (112 us by this estimate) take 47 us a turn
+# inline, 103 through lanes; with 8 times the matmul, 2 devices (80 us) 67 and 75.
+INLINE_WORK_US = 150.0
 
 # Rates of one thread of XLA's, for estimates that are right within a small factor (2-core x86-64
 # host, jaxlib 0.12: dots of 64 to 256 run at 60e3 flop/us on both cores, a fusion of 1 KiB takes
@@ -156,9 +158,9 @@ class CostModel:
         self._fused: dict[int, _Fused] = {}
 
     def finish(self, call: Call) -> int:
-        """Return INLINE or SHARED for a call of a module in which nothing else blocks."""
+        """Return INLINE or LANE for a call of a module in which nothing else blocks."""
         work_us = self._after(call.graph.proto.id, call.local)
-        return INLINE if work_us * (call.group_size - 1) <= INLINE_WORK_US else SHARED
+        return INLINE if work_us * (call.group_size - 1) <= INLINE_WORK_US else LANE
 
     def _after(self, computation: int, local: int) -> float:
         """Work after a counted instruction and before the next, also beyond the computation."""

@@ -41,7 +41,7 @@ _COLLECTIVE_BYTES = (
     b"all-to-all",
     b"collective-",
 )
-_FINISH_NAMES = {cost.INLINE: "inline", cost.SHARED: "shared", cost.LANE: "lane"}
+_FINISH_NAMES = {cost.INLINE: "inline", cost.LANE: "lane"}
 
 DONATION = "donation"
 HOOK_ERROR = "hook error"

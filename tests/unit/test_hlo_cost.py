@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""How calls complete: lanes beside what blocks, inline where little work follows, else shared."""
+"""How calls complete: lanes beside what blocks, inline where little work follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 
 from strata_jax.hlo import cost, schema
 
-_INLINE, _SHARED, _LANE = cost.INLINE, cost.SHARED, cost.LANE
+_INLINE, _LANE = cost.INLINE, cost.LANE
 
 
 def _psum(x: jax.Array) -> jax.Array:
@@ -45,35 +45,35 @@ class FinishTest(parameterized.TestCase):
     @parameterized.named_parameters(
         ("nothing_follows", lambda x: _psum(_heavy(x)), [_INLINE]),
         ("little_follows", lambda x: _light(_psum(x)), [_INLINE]),
-        ("much_follows", lambda x: _heavy(_psum(x)), [_SHARED]),
-        ("much_after_the_next_call", lambda x: _heavy(_psum(_light(_psum(x)))), [_INLINE, _SHARED]),
-        ("much_before_the_next_call", lambda x: _psum(_heavy(_psum(x))), [_SHARED, _INLINE]),
+        ("much_follows", lambda x: _heavy(_psum(x)), [_LANE]),
+        ("much_after_the_next_call", lambda x: _heavy(_psum(_light(_psum(x)))), [_INLINE, _LANE]),
+        ("much_before_the_next_call", lambda x: _psum(_heavy(_psum(x))), [_LANE, _INLINE]),
         ("loop_of_little", lambda x: _loop(lambda v: _psum(_light(v)), x), [_INLINE]),
         # The work before a call follows the call of the iteration before.
-        ("loop_of_much", lambda x: _loop(lambda v: _psum(_heavy(v)), x), [_SHARED]),
-        ("much_after_a_loop", lambda x: _heavy(_loop(_psum, x)), [_SHARED]),
-        ("much_after_two_loops", lambda x: _heavy(_loop(lambda v: _loop(_psum, v), x)), [_SHARED]),
+        ("loop_of_much", lambda x: _loop(lambda v: _psum(_heavy(v)), x), [_LANE]),
+        ("much_after_a_loop", lambda x: _heavy(_loop(_psum, x)), [_LANE]),
+        ("much_after_two_loops", lambda x: _heavy(_loop(lambda v: _loop(_psum, v), x)), [_LANE]),
         (
             "loop_with_a_call_after_it",
             lambda x: _heavy(_psum(_loop(lambda v: _psum(_light(v)), x))),
-            [_INLINE, _SHARED],
+            [_INLINE, _LANE],
         ),
         # The module lists the loop's body first.
         (
             "much_at_the_start_of_a_loop",
             lambda x: _loop(lambda v: _psum(_heavy(v)), _psum(x)),
-            [_SHARED, _SHARED],
+            [_LANE, _LANE],
         ),
-        ("loop_without_calls_follows", lambda x: _loop(_heavy, _psum(x)), [_SHARED]),
+        ("loop_without_calls_follows", lambda x: _loop(_heavy, _psum(x)), [_LANE]),
         (
             "branch",
             lambda x: _heavy(jax.lax.cond(x.sum() > 0, lambda v: _psum(v) + 1, lambda v: v * 2, x)),
-            [_SHARED],
+            [_LANE],
         ),
         (
             "sort",
             lambda x: jnp.sort(jnp.arange(512.0)[::-1] * _psum(x)[0, 0]),
-            [_SHARED],
+            [_LANE],
         ),
     )
     def test_work(self, function: Any, expected: list[int]) -> None:
@@ -111,8 +111,8 @@ class FinishTest(parameterized.TestCase):
             both = programs.lowered_all_reduce(x, groups=pairs), programs.lowered_all_reduce(x)
             return [jnp.sort(y * 2 + k) for k, y in enumerate(both)]
 
-        finishes = _finishes(function, programs.ones(8, 24))
-        self.assertEqual(sorted(finishes), [_INLINE, _SHARED])
+        finishes = _finishes(function, programs.ones(8, 256))
+        self.assertEqual(sorted(finishes), [_INLINE, _LANE])
 
     def test_many_small_pieces_of_work_add_up_for_a_small_group(self) -> None:
         pairs = [[2 * k, 2 * k + 1] for k in range(4)]
@@ -122,8 +122,8 @@ class FinishTest(parameterized.TestCase):
             pieces = [jnp.sort(jnp.roll(pair, k) * 2 + k) for k in range(12)]
             return pieces, programs.lowered_all_reduce(x * 3)
 
-        finishes = _finishes(function, programs.ones(8, 24))
-        self.assertEqual(finishes, [_SHARED, _SHARED])
+        finishes = _finishes(function, programs.ones(8, 128))
+        self.assertEqual(finishes, [_LANE, _LANE])
 
     def test_lapack_computes(self) -> None:
         def function(x: jax.Array) -> jax.Array:

@@ -16,7 +16,20 @@ constexpr int64_t kUnitBytes = 128 << 10;
 // not hold them until they are read, and a cached store reads the line first.
 constexpr int64_t kStreamBytes = 8 << 20;
 
+// Written at init, read by every large operation; orders nothing.
+std::atomic<int> num_threads_wanted{0};
+
 }  // namespace
+
+int NumThreads() {
+  const int wanted = num_threads_wanted.load(std::memory_order_relaxed);
+  static const int cores = platform::NumCores();
+  return wanted > 0 ? wanted : cores;
+}
+
+void SetNumThreads(int num_threads) {
+  num_threads_wanted.store(num_threads, std::memory_order_relaxed);
+}
 
 void AllReduceWork::Clear(int num_ranks) {
   num_ranks_ = num_ranks;

@@ -12,6 +12,10 @@
 
 namespace strata::core {
 
+// Threads that work on one large operation, the number of cores unless set (0: cores again).
+int NumThreads();
+void SetNumThreads(int num_threads);
+
 // Every element of every buffer, reduced over all ranks in rank order and stored to all of them.
 // The buffers count as one run of bytes, so that many small ones are as cheap as one large one.
 class AllReduceWork {

@@ -75,7 +75,7 @@ struct Collective::Use {
 struct Collective::Group {
   std::vector<int64_t> partitions;          // by rank
   std::vector<int64_t> devices;             // by rank
-  std::vector<WorkQueue*> lanes;            // by rank
+  std::vector<Lane*> lanes;                 // by rank
   std::mutex mu;                            // guards all below, and a use until all ranks arrived
   std::vector<std::shared_ptr<Use>> uses;   // open or failed, oldest first
   std::vector<std::shared_ptr<Use>> spare;  // done, for the next ones: a call need not allocate
@@ -241,7 +241,7 @@ void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const Th
 
   int64_t num_helpers = 0;
   if (use->work.num_bytes() > kAloneBytes) {
-    num_helpers = std::min<int64_t>(NumWorkers() - 1, use->work.num_units() - 1);
+    num_helpers = std::min<int64_t>(NumThreads() - 1, use->work.num_units() - 1);
     for (int64_t i = 0; i < num_helpers; ++i) {
       pool.schedule(pool.pool, [this, &group, use] {
         if (use->work.Run()) CompleteAll(use, group, -1, false);
@@ -266,9 +266,6 @@ void Collective::CompleteAll(std::shared_ptr<Use> use, Group& group, int own_ran
       case Finish::kInline:
         use->completions[r].Run(nullptr);
         break;
-      case Finish::kShared:
-        SharedWorkers().Push(std::move(use->completions[r]), nullptr);
-        break;
       case Finish::kLane:
         group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
         break;
@@ -281,9 +278,6 @@ void Collective::CompleteAll(std::shared_ptr<Use> use, Group& group, int own_ran
     group.spare.push_back(std::move(use));
   }
   own.Run(nullptr);  // this rank's program goes on when its handler returns
-  // What the other workers cannot start at once is done here first: all cores stay busy and the
-  // devices stay in step.
-  if (finish == Finish::kShared) SharedWorkers().Help(NumWorkers() - 1);
 }
 
 void Collective::Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure) {

@@ -31,8 +31,7 @@ namespace strata::core {
 // knows what the program does next. The numbers are part of the custom call's contract.
 enum class Finish : uint8_t {
   kInline,  // the last rank's: little work follows and nothing in the program blocks
-  kShared,  // the shared workers': work follows and nothing in the program blocks
-  kLane,    // each device's own lane: something in the program may block
+  kLane,    // each device's own lane: much work follows, or something in the program may block
 };
 
 // What one custom call means; made when its executable is built or loaded.

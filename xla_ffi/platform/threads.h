@@ -18,9 +18,6 @@ void StartThread(const char* name, std::function<void()> body);
 // Cores this process may run on, at least 1.
 int NumCores();
 
-// One step of a bounded spin: `step` counts them. Gives the core away now and then.
-void SpinPause(int step);
-
 // Sets flush-to-zero, denormals-are-zero and round-to-nearest for its scope, as XLA's threads have
 // them: bits of a sum must not depend on the thread that computes it.
 class ScopedFpMode {

@@ -87,18 +87,6 @@ int NumCores() {
   return count > 0 ? count : 1;
 }
 
-void SpinPause(int step) {
-  if (step % 16 == 15) {
-    sched_yield();
-    return;
-  }
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 ScopedFpMode::ScopedFpMode() : saved_(ReadFpMode()) { WriteFpMode(XlaFpMode(saved_)); }
 
 ScopedFpMode::~ScopedFpMode() { WriteFpMode(saved_); }
