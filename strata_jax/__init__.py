@@ -4,6 +4,15 @@
 Importing changes nothing; `strata_jax.init()` does. See README.md.
 """
 
+try:
+    from strata_jax import _core as _core
+except ImportError as error:
+    raise ImportError(
+        f"strata_jax has no compiled module in {__path__[0]}: {error}. A checkout shadows the "
+        f"installed package when Python is started in its folder; start it elsewhere, or install "
+        f"the package with `pip install .` first"
+    ) from error
+
 from strata_jax._version import __version__ as __version__
 from strata_jax.collectives import pmax as pmax
 from strata_jax.collectives import pmean as pmean

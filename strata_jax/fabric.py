@@ -62,7 +62,13 @@ def init(*, strict: bool = False) -> None:
         _compat.check_window()
         _check_ffi_api()
         _check_distributed()
-        # Patching comes first: it is the step that an unknown jaxlib makes fail.
+        _core.configure(
+            warn_s=settings.warn_s,
+            fail_s=settings.timeout_s,
+            num_workers=settings.num_workers,
+            isa=settings.isa,
+        )
+        # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
         _arena_report = _core.arena_install(
             reserve_bytes=settings.arena_bytes,
             keep_bytes=settings.keep_bytes,
@@ -71,12 +77,6 @@ def init(*, strict: bool = False) -> None:
             library=_compat.ALLOCATOR_LIBRARY,
         )
         _core.arena_verify()
-        _core.configure(
-            warn_s=settings.warn_s,
-            fail_s=settings.timeout_s,
-            num_workers=settings.num_workers,
-            isa=settings.isa,
-        )
         _hook = rewrite.make_callback(
             strict=strict or settings.strict,
             process_index=_compat.distributed_process_index(),
@@ -174,11 +174,11 @@ def _check_ffi_api() -> None:
 def _check_distributed() -> None:
     if _compat.launched_as_distributed():
         return
-    expected = [n for n in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID") if os.environ.get(n)]
-    if expected:
+    expected = os.environ.get("JAX_NUM_PROCESSES", "1")
+    if expected != "1":
         raise RuntimeError(
             f"strata_jax.init() was called before jax.distributed.initialize(), although "
-            f"{' and '.join(expected)} say that this job has several processes; call "
+            f"JAX_NUM_PROCESSES={expected} says that this job has several processes; call "
             f"jax.distributed.initialize() first, then strata_jax.init()"
         )
 

@@ -16,10 +16,11 @@ def stats() -> dict[str, Any]:
         A dict of plain numbers and strings (it can be written as JSON):
 
         * `version`, `active`: of strata_jax; whether it is on.
-        * `arena`: bytes `reserved`, `committed`, `in_use`, `peak_in_use`, `kept` (free pages kept
-          for the next arrays) and `keep_limit`; numbers of `allocations`, `frees`, `hits` (served
-          from pages that were there already) and `fresh` ones; `fallbacks` to the C library by
-          reason; `slots` of jaxlib's allocator that are patched. Empty before `init()`.
+        * `arena`: `reserved_bytes`, `committed_bytes`, `in_use_bytes` and its peak, `kept_bytes`
+          (free pages kept for the next arrays) and `keep_limit_bytes`; numbers of `allocations`,
+          `frees`, `hits` (served from pages that were there already) and `fresh` ones; `fallbacks`
+          to the C library by reason; `slots` of jaxlib's allocator that are patched. Empty before
+          `init()`.
         * `all_reduce`: `operations` (meetings of all ranks), `calls` (ranks in them), `buffers`,
           operand `bytes` of all ranks, `registered_bytes` (operand and result both in the arena),
           `failed` operations. All of them ran zero-copy: inputs read and outputs written in place.

@@ -22,7 +22,7 @@ INLINE, LANE = 0, 1
 
 # Microseconds of serialised work, (group size - 1) times what follows a call, up to which
 # completing inline is faster than waking another thread for each peer. Measured on a 2-core host,
-# a psum of 4 KiB and a 128x128 matmul in turn: 8 devices (112 us by this estimate) take 47 us a turn
+# 4 KiB psum and 128x128 matmul in turn: 8 devices (112 us by this estimate) take 47 us a turn
 # inline, 103 through lanes; with 8 times the matmul, 2 devices (80 us) 67 and 75.
 INLINE_WORK_US = 150.0
 
