@@ -33,5 +33,7 @@ target_include_directories(strata_core PUBLIC ${CMAKE_CURRENT_LIST_DIR})
 target_compile_features(strata_core PUBLIC cxx_std_17)
 # No contraction: a fused multiply-add would give other bits on another instruction set.
 target_compile_options(strata_core PRIVATE -Wall -Wextra -Werror -ffp-contract=off)
-set_target_properties(strata_core PROPERTIES POSITION_INDEPENDENT_CODE ON)
+# Hidden: the extension exports its entry alone, and cannot clash with another library's symbols.
+set_target_properties(strata_core PROPERTIES
+  POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_link_libraries(strata_core PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
