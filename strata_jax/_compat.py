@@ -136,11 +136,12 @@ def wrap_lowering(
             result = lower(*args, **kwargs)
         if attributes:
             with result.module.context:
-                values = {name: ir.StringAttr.get(value) for name, value in attributes.items()}
                 operation = result.module.operation
+                values: dict[str, ir.Attribute] = {}
                 if "mhlo.frontend_attributes" in operation.attributes:
-                    for old in ir.DictAttr(operation.attributes["mhlo.frontend_attributes"]):
-                        values.setdefault(old.name, old.attr)
+                    old: Any = ir.DictAttr(operation.attributes["mhlo.frontend_attributes"])
+                    values.update((entry.name, entry.attr) for entry in old)
+                values.update((name, ir.StringAttr.get(text)) for name, text in attributes.items())
                 operation.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(values)
         return result
 

@@ -35,9 +35,6 @@ def arena_trim() -> int:
 def stats() -> dict[str, Any]:
     """Counters of the arena and of the collectives."""
 
-def fail_pending(older_than_s: float, reason: str) -> int:
-    """Fails operations that have been open for that long; returns how many."""
-
 def limit_deadline(timeout_s: float) -> None:
     """From now on operations fail after at most this long."""
 

@@ -77,14 +77,15 @@ def init(*, strict: bool = False) -> None:
             library=_compat.ALLOCATOR_LIBRARY,
         )
         _core.arena_verify()
+        strict = strict or settings.strict
         _hook = rewrite.make_callback(
-            strict=strict or settings.strict,
+            strict=strict,
             process_index=_compat.distributed_process_index(),
             counters=_compile_counters,
         )
         _install_once()
         _watch_interrupts()
-        mark.switch_on()
+        mark.switch_on(strict=strict)
         _active = True
     logging.info("strata_jax is on: %s kernels, arena %s", _core.isa(), _arena_report)
 

@@ -146,8 +146,6 @@ NB_MODULE(_core, m) {
   m.def("arena_verify", core::VerifyAllocator, "Redirects slots that were written since.");
   m.def("arena_trim", ArenaTrim, "Gives all kept pages back; returns how many bytes.");
   m.def("stats", Stats, "Counters of the arena and of the collectives.");
-  m.def("fail_pending", core::Watchdog::FailPending, nb::arg("older_than_s"), nb::arg("reason"),
-        "Fails operations that have been open for that long; returns how many.");
   m.def("limit_deadline", core::Watchdog::LimitDeadline, nb::arg("timeout_s"),
         "From now on operations fail after at most this long.");
   m.def("watch_interrupts", core::Watchdog::WatchInterrupts, nb::arg("read_fd"),

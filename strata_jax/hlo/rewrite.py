@@ -32,7 +32,8 @@ MARK = "strata_jax"
 MARK_ON = "on"
 MARK_DONATES = "donates"
 
-_MARK_BYTES = MARK.encode()
+# The mark's key as an entry of a map in the proto: the name alone also stands in file names.
+_MARK_BYTES = b"\x0a" + bytes([len(MARK)]) + MARK.encode() + b"\x12"
 _COLLECTIVE_BYTES = (
     TARGET.encode(),
     b"all-reduce",

@@ -19,7 +19,8 @@ from strata_jax import _compat
 from strata_jax._version import __version__
 
 ATTRIBUTE = "strata_jax"
-ON = f"on, {__version__}"
+_ON = f"on, {__version__}"
+_STRICT = f"{_ON}, strict"  # another mark: a program cached before may hold native collectives
 OFF = "off"
 # The program donates buffers, on a JAX whose compile hook would lose that.
 DONATES = "donates"
@@ -28,14 +29,15 @@ _context: Any = None  # a JAX user context, part of jit's cache key; made by the
 _lowering = threading.local()  # the mark of the module that this thread is lowering
 
 
-def switch_on() -> None:
+def switch_on(*, strict: bool) -> None:
     """Marks modules as ours from now on; jitted functions are traced again."""
     global _context
+    on = _STRICT if strict else _ON
     if _context is None:
-        _context = jax.make_user_context(default_value=ON)
+        _context = jax.make_user_context(default_value=on)
         _compat.wrap_lowering(_mark)
     else:
-        _context.set_global(ON)
+        _context.set_global(on)
 
 
 def switch_off() -> None:
@@ -51,7 +53,7 @@ def disabled() -> contextlib.AbstractContextManager[Any]:
 
 def lowering_ours() -> bool:
     """Whether this thread is lowering a module that is ours and not for export."""
-    return getattr(_lowering, "mark", OFF) == ON
+    return getattr(_lowering, "mark", OFF) in (_ON, _STRICT)
 
 
 @contextlib.contextmanager
@@ -60,7 +62,7 @@ def _mark(module: _compat.ModuleInfo) -> Iterator[dict[str, str]]:
     mark = _context.value
     if not module.for_cpu:
         mark = OFF
-    elif mark == ON and module.donates and not _compat.donation_survives_hook():
+    elif mark != OFF and module.donates and not _compat.donation_survives_hook():
         mark = DONATES
     # An exported module is compiled, and marked, again where it is loaded; calls of ours in it
     # would be refused by jax.export.

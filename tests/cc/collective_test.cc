@@ -82,8 +82,7 @@ void Arrive(Collective& collective, int64_t partition, int64_t run_id, const std
 }
 
 class Meeting : public testing::TestWithParam<Finish> {};
-INSTANTIATE_TEST_SUITE_P(All, Meeting,
-                         testing::Values(Finish::kInline, Finish::kLane));
+INSTANTIATE_TEST_SUITE_P(All, Meeting, testing::Values(Finish::kInline, Finish::kLane));
 
 TEST_P(Meeting, ThreadsOfAllRanksInManyRuns) {
   for (int64_t count : {1, 1000, 300000}) {

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import hlo_programs as programs
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
+import hlo_programs as programs
 from strata_jax.hlo import attributes, rewrite
 
 

@@ -7,12 +7,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import hlo_programs as programs
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import hlo_programs as programs
 from strata_jax.hlo import combine, schema
 from strata_jax.hlo.counters import Counters
 from strata_jax.hlo.graph import Graph

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import hlo_programs as programs
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import hlo_programs as programs
 from strata_jax.hlo import cost, schema
 
 _INLINE, _LANE = cost.INLINE, cost.LANE

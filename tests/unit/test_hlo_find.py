@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import hlo_programs as programs
 import jax
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
+import hlo_programs as programs
 from strata_jax.hlo import find, rewrite
 
 

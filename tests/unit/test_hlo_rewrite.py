@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import hlo_programs as programs
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import PartitionSpec as P
 
+import hlo_programs as programs
 from strata_jax.hlo import rewrite, schema
 from strata_jax.hlo.counters import Counters, Tally
 
@@ -263,7 +263,7 @@ class CallbackTest(absltest.TestCase):
         self.assertIsNotNone(callback(programs.captured("psum")))
 
     def test_garbage(self) -> None:
-        garbage = b"strata_jax all-reduce" + bytes(range(256))
+        garbage = b"\x0a\x0astrata_jax\x12 all-reduce" + bytes(range(256))
         with self.assertLogs(level="ERROR"):
             self.assertIsNone(self._callback(strict=True)(garbage))
 

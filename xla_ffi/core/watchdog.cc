@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,13 +21,16 @@ namespace strata::core {
 namespace {
 
 constexpr double kTicksPerSecond = 4;
-// Age from which an interrupt fails an operation: one that is about to complete is left alone.
-constexpr double kInterruptedAgeS = 1;
+// Age at which an interrupt fails an operation: one that is about to complete is left alone.
+constexpr uint32_t kInterruptedTicks = 4;
 
 // Written by the watchdog's thread alone, read by arriving ranks; orders nothing.
 std::atomic<uint32_t> now{1};
 // Written by Start and LimitDeadline, read by the watchdog's thread at each tick.
 std::atomic<uint32_t> warn_ticks{80}, fail_ticks{160};
+// When SIGINT came, 0 when not lately. Written by the thread that reads signals and, to clear it,
+// by the watchdog's; a signal lost between the two is as if it had come a moment earlier.
+std::atomic<uint32_t> interrupted_tick{0};
 std::atomic<bool> started{false};
 
 uint32_t ToTicks(double seconds) {
@@ -55,6 +59,14 @@ void Tick() {
     std::fprintf(stderr, "strata_jax: %s for %s already; it fails after %s\n", line.c_str(),
                  Seconds(warn).c_str(), Seconds(fail).c_str());
   }
+  if (const uint32_t interrupted = interrupted_tick.load(std::memory_order_relaxed)) {
+    // What was open when the signal came, as soon as it is old enough.
+    const uint32_t old_enough = tick - kInterruptedTicks;
+    const bool all_old = static_cast<int32_t>(old_enough - interrupted) >= 0;
+    FailOpenUses(all_old ? interrupted : old_enough, FailureCode::kCancelled,
+                 [](const std::string& who) { return who + "; given up: interrupted (SIGINT)"; });
+    if (all_old) interrupted_tick.store(0, std::memory_order_relaxed);
+  }
   FailOpenUses(tick - fail, FailureCode::kDeadlineExceeded, [fail](const std::string& who) {
     return who + ", which did not arrive within " + Seconds(fail) +
            ". The program on that device raised, or is slower than the deadline: look for an "
@@ -80,12 +92,6 @@ void Watchdog::Start(double warn_s, double fail_s) {
 
 uint32_t Watchdog::Now() { return now.load(std::memory_order_relaxed); }
 
-int Watchdog::FailPending(double older_than_s, const std::string& reason) {
-  const uint32_t age = older_than_s <= 0 ? 0 : ToTicks(older_than_s);
-  return FailOpenUses(Now() - age, FailureCode::kCancelled,
-                      [&](const std::string& who) { return who + "; given up: " + reason; });
-}
-
 void Watchdog::LimitDeadline(double fail_s) {
   const uint32_t limit = ToTicks(fail_s);
   if (fail_ticks.load(std::memory_order_relaxed) > limit) {
@@ -104,7 +110,7 @@ void Watchdog::WatchInterrupts(int read_fd, int forward_fd) {
       if (forward_fd >= 0 && write(forward_fd, &number, 1) < 0) {
         // The reader is gone or full; Python ignores that too.
       }
-      if (number == SIGINT) FailPending(kInterruptedAgeS, "interrupted (SIGINT)");
+      if (number == SIGINT) interrupted_tick.store(Now(), std::memory_order_relaxed);
     }
     close(read_fd);
   });

@@ -6,7 +6,6 @@
 #define STRATA_CORE_WATCHDOG_H_
 
 #include <cstdint>
-#include <string>
 
 namespace strata::core {
 
@@ -20,16 +19,13 @@ class Watchdog {
   // counter that the watchdog's thread advances.
   static uint32_t Now();
 
-  // Fails all operations that have been open for `older_than_s`; returns how many.
-  static int FailPending(double older_than_s, const std::string& reason);
-
   // From now on the deadline is at most this many seconds (the process is about to end).
   static void LimitDeadline(double fail_s);
 
   // Reads signal numbers, a byte each, that Python's wake-up descriptor delivers to `read_fd`. On
-  // SIGINT fails what has waited for over a second: the interpreter's main thread may be waiting
-  // for just that, and sees no signal until then. Every byte is passed on to `forward_fd` unless
-  // that is -1. Takes `read_fd` over; ends when its other end is closed.
+  // SIGINT fails what is open then, once it has waited for a second: the interpreter's main thread
+  // may be waiting for just that, and sees no signal until then. Every byte is passed on to
+  // `forward_fd` unless that is -1. Takes `read_fd` over; ends when its other end is closed.
   static void WatchInterrupts(int read_fd, int forward_fd);
 };
 
