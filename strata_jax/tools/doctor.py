@@ -102,7 +102,7 @@ def run_probe(
     paths = [str(host.package_root()), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
     with subprocess.Popen(
-        [sys.executable, *arguments],
+        [sys.executable, "-P", *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

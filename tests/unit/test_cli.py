@@ -57,7 +57,9 @@ class CommandLineTest(parameterized.TestCase):
             "from strata_jax.tools import main\n"
             "sys.exit(any(name.split('.')[0] in ('jax', 'jaxlib') for name in sys.modules))\n"
         )
-        self.assertEqual(subprocess.run([sys.executable, "-c", code], check=False).returncode, 0)
+        self.assertEqual(
+            subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode, 0
+        )
 
 
 PACKAGE = str(host.package_root() / "strata_jax")

@@ -29,7 +29,12 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
     """Run Python with this installation of strata_jax."""
     env = os.environ | {"PYTHONPATH": str(host.package_root())}
     return subprocess.run(
-        [sys.executable, *argv], env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-P", *argv],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
