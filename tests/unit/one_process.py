@@ -164,7 +164,10 @@ def _flat(stats: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def counters() -> Iterator[Moved]:
-    """Yields a dict that holds, after the block, what each counter moved by."""
+    """Yields a dict that holds, after the block, what each counter moved by.
+
+    Wait for the results inside the block: programs run asynchronously.
+    """
     moved = Moved()
     before = _flat(strata_jax.stats())
     yield moved

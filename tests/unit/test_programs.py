@@ -49,7 +49,7 @@ class TransformationsTest(parameterized.TestCase):
             check_vma=check_vma,
         )
         with one_process.counters() as moved:
-            grads = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
+            grads = jax.block_until_ready(jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w))
         np.testing.assert_allclose(grads[0], cos @ w.T, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(grads[1], x.T @ cos, rtol=1e-4, atol=1e-5)
         self.assertGreaterEqual(moved["all_reduce.operations"], 1)
@@ -317,7 +317,7 @@ class PlainJitTest(parameterized.TestCase):
             devices=jax.devices()[:4],
         )
         with one_process.counters() as moved:
-            got = f(x)
+            got = jax.block_until_ready(f(x))
         for kind, result in zip(("sum", "max"), got, strict=True):
             one_process.assert_same_bits(
                 list(np.asarray(result)), reference.all_reduce(kind, list(x))

@@ -16,6 +16,7 @@
 
 #include "core/elements.h"
 #include "core/kernels.h"
+#include "core/reduce_ops.h"
 
 #ifndef STRATA_ISA
 #error "define STRATA_ISA before including kernels_impl.h"
@@ -30,175 +31,40 @@ namespace {
 // which leaves room for the lines of the inputs in flight.
 constexpr int kBlock = 2048;
 
-template <typename T>
-struct IsComplex {
-  static constexpr bool value = false;
-};
-template <typename A>
-struct IsComplex<Complex<A>> {
-  static constexpr bool value = true;
-};
-template <typename T>
-constexpr bool kIsFloat = static_cast<T>(0.5) != static_cast<T>(0);
-template <>
-constexpr bool kIsFloat<Complex<float>> = false;
-template <>
-constexpr bool kIsFloat<Complex<double>> = false;
+constexpr size_t kLineBytes = 64;
 
-// An unsigned type of the same size: sums and products of signed integers wrap.
-template <typename T>
-struct Bits;
-template <>
-struct Bits<int8_t> {
-  using U = uint8_t;
-};
-template <>
-struct Bits<uint8_t> {
-  using U = uint8_t;
-};
-template <>
-struct Bits<int16_t> {
-  using U = uint16_t;
-};
-template <>
-struct Bits<uint16_t> {
-  using U = uint16_t;
-};
-template <>
-struct Bits<int32_t> {
-  using U = uint32_t;
-};
-template <>
-struct Bits<uint32_t> {
-  using U = uint32_t;
-};
-template <>
-struct Bits<int64_t> {
-  using U = uint64_t;
-};
-template <>
-struct Bits<uint64_t> {
-  using U = uint64_t;
-};
-template <>
-struct Bits<float> {
-  using U = uint32_t;
-  using S = int32_t;
-  static constexpr U kInfinity = 0x7f800000u;
-};
-template <>
-struct Bits<double> {
-  using U = uint64_t;
-  using S = int64_t;
-  static constexpr U kInfinity = 0x7ff0000000000000u;
-};
-
-struct Sum {
-  template <typename A>
-  static A Apply(A a, A b) {
-    if constexpr (IsComplex<A>::value) {
-      return {a.re + b.re, a.im + b.im};
-    } else if constexpr (kIsFloat<A>) {
-      return a + b;
-    } else {
-      return static_cast<A>(static_cast<typename Bits<A>::U>(a) +
-                            static_cast<typename Bits<A>::U>(b));
-    }
+// Stores one cache line past the caches; `to` is aligned to it.
+inline void StreamLine(void* to, const void* from) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#elif defined(__AVX2__)
+  __m256i* dst = static_cast<__m256i*>(to);
+  const __m256i* src = static_cast<const __m256i*>(from);
+  const __m256i low = _mm256_loadu_si256(src), high = _mm256_loadu_si256(src + 1);
+  _mm256_stream_si256(dst, low);
+  _mm256_stream_si256(dst + 1, high);
+#elif defined(__x86_64__)
+  for (int i = 0; i < 4; ++i) {
+    _mm_stream_si128(static_cast<__m128i*>(to) + i,
+                     _mm_loadu_si128(static_cast<const __m128i*>(from) + i));
   }
-};
-
-struct Product {
-  template <typename A>
-  static A Apply(A a, A b) {
-    if constexpr (IsComplex<A>::value) {
-      return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
-    } else if constexpr (kIsFloat<A>) {
-      return a * b;
-    } else {
-      // 16-bit factors promote to int, whose product may overflow.
-      return static_cast<A>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-    }
-  }
-};
-
-// As XLA's maximum and minimum: NaN wins (the lower rank's), and -0 is below +0. On the bits,
-// since comparisons of denormals under denormals-are-zero would call them equal.
-template <bool kMax>
-struct Extreme {
-  template <typename A>
-  static A Apply(A a, A b) {
-    if constexpr (kIsFloat<A>) {
-      using U = typename Bits<A>::U;
-      using S = typename Bits<A>::S;
-      constexpr U kNoSign = ~U{0} >> 1;
-      U x, y;
-      std::memcpy(&x, &a, sizeof x);
-      std::memcpy(&y, &b, sizeof y);
-      const S x_order = static_cast<S>(x) < 0 ? static_cast<S>(x ^ kNoSign) : static_cast<S>(x);
-      const S y_order = static_cast<S>(y) < 0 ? static_cast<S>(y ^ kNoSign) : static_cast<S>(y);
-      U chosen = (kMax ? x_order > y_order : x_order < y_order) ? x : y;
-      chosen = (y & kNoSign) > Bits<A>::kInfinity ? y : chosen;
-      chosen = (x & kNoSign) > Bits<A>::kInfinity ? x : chosen;
-      A result;
-      std::memcpy(&result, &chosen, sizeof result);
-      return result;
-    } else {
-      return (kMax ? a > b : a < b) ? a : b;
-    }
-  }
-};
-
-struct And {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return static_cast<A>(a & b);
-  }
-};
-struct Or {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return static_cast<A>(a | b);
-  }
-};
-struct Xor {
-  template <typename A>
-  static A Apply(A a, A b) {
-    return static_cast<A>(a ^ b);
-  }
-};
+#else
+  std::memcpy(to, from, kLineBytes);
+#endif
+}
 
 void StreamCopy(void* to, const void* from, size_t num_bytes) {
-#if defined(__x86_64__)
   char* dst = static_cast<char*>(to);
   const char* src = static_cast<const char*>(from);
-  const size_t head = -reinterpret_cast<uintptr_t>(dst) & 63;
-  if (num_bytes < head + 64) {
+  const size_t head = -reinterpret_cast<uintptr_t>(dst) % kLineBytes;
+  if (num_bytes < head + kLineBytes) {
     std::memcpy(dst, src, num_bytes);
     return;
   }
   std::memcpy(dst, src, head);
-  dst += head;
-  src += head;
-  size_t left = num_bytes - head;
-  for (; left >= 64; left -= 64, dst += 64, src += 64) {
-#if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), _mm512_loadu_si512(src));
-#elif defined(__AVX2__)
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32));
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), a);
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + 32), b);
-#else
-    for (int k = 0; k < 64; k += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(dst + k),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + k)));
-    }
-#endif
-  }
-  std::memcpy(dst, src, left);
-#else
-  std::memcpy(to, from, num_bytes);
-#endif
+  size_t at = head;
+  for (; at + kLineBytes <= num_bytes; at += kLineBytes) StreamLine(dst + at, src + at);
+  std::memcpy(dst + at, src + at, num_bytes - at);
 }
 
 void StreamFence() {
@@ -217,7 +83,7 @@ void Combine(A* __restrict acc, const A* __restrict x, int count) {
   for (int i = 0; i < count; ++i) acc[i] = Op::Apply(acc[i], x[i]);
 }
 
-// Copies one block of the result to all ranks.
+// Copies one block of the result to some ranks.
 void Share(void* const* out, int num_ranks, int64_t offset, const void* block, size_t num_bytes,
            bool stream) {
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -246,14 +112,39 @@ void CombineToTwo(const T* __restrict a, const T* __restrict b, T* __restrict to
   }
 }
 
+// Two ranks whose outputs are aligned to cache lines: reduces a line in registers and streams it to
+// both, a third faster than through a block where memory is the limit. (With more ranks the line
+// does not stay in registers, and a block is faster.) Returns where it stopped, less than a line
+// before the end.
+template <typename T, typename Op>
+int64_t StreamTwo(const void* const* in, void* const* out, int64_t begin, int64_t end) {
+  constexpr int kLine = kLineBytes / sizeof(T);
+  int64_t at = begin;
+  for (; at + kLine <= end; at += kLine) {
+    const T* first = static_cast<const T*>(in[0]) + at;
+    const T* second = static_cast<const T*>(in[1]) + at;
+    T line[kLine];
+    for (int i = 0; i < kLine; ++i) line[i] = Op::Apply(first[i], second[i]);
+    StreamLine(static_cast<T*>(out[0]) + at, line);
+    StreamLine(static_cast<T*>(out[1]) + at, line);
+  }
+  return at;
+}
+
+bool AlignedToLine(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kLineBytes == 0;
+}
+
 // For types that are reduced as themselves.
 template <typename T, typename Op>
 void Reduce(const void* const* in, void* const* out, int num_ranks, int64_t begin, int64_t end,
             bool stream) {
+  if (stream && num_ranks == 2 && AlignedToLine(out[0]) && AlignedToLine(out[1])) {
+    begin = StreamTwo<T, Op>(in, out, begin, end);
+  }
   alignas(64) T acc[kBlock];
   for (int64_t at = begin; at < end; at += kBlock) {
     const int count = static_cast<int>(end - at < kBlock ? end - at : kBlock);
-    const int64_t offset = at * sizeof(T);
     auto input = [&](int rank) { return static_cast<const T*>(in[rank]) + at; };
     auto output = [&](int rank) { return static_cast<T*>(out[rank]) + at; };
     const T* block = input(0);
@@ -270,7 +161,8 @@ void Reduce(const void* const* in, void* const* out, int num_ranks, int64_t begi
         block = acc;
       }
     }
-    Share(out + num_written, num_ranks - num_written, offset, block, count * sizeof(T), stream);
+    Share(out + num_written, num_ranks - num_written, at * sizeof(T), block, count * sizeof(T),
+          stream);
   }
   if (stream) StreamFence();
 }
