@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,11 +96,6 @@ def clear_hlo_transform(name: str) -> None:
     _xla.clear_xla_transform(name, _PRE_SCHEDULER)
 
 
-def num_distributed_processes() -> int:
-    """Returns the number of processes of the jax.distributed job, 1 without one."""
-    return int(distributed.global_state.num_processes or 1)
-
-
 def launched_as_distributed() -> bool:
     """Whether jax.distributed.initialize() was called."""
     return distributed.global_state.client is not None
@@ -177,9 +172,3 @@ def manual_replica_groups(
         return None
     groups = parallel._replica_groups(axis_context, axes, axis_index_groups)
     return [list(map(int, group)) for group in groups]
-
-
-@contextlib.contextmanager
-def no_attributes() -> Iterator[dict[str, str]]:
-    """A context for `wrap_lowering` that leaves the module alone."""
-    yield {}
