@@ -14,10 +14,17 @@ except ImportError as error:
     ) from error
 
 from strata_jax._version import __version__ as __version__
-from strata_jax.collectives import pmax as pmax
-from strata_jax.collectives import pmean as pmean
-from strata_jax.collectives import pmin as pmin
-from strata_jax.collectives import psum as psum
+from strata_jax.collectives.all_gather import all_gather as all_gather
+from strata_jax.collectives.all_reduce import pmax as pmax
+from strata_jax.collectives.all_reduce import pmean as pmean
+from strata_jax.collectives.all_reduce import pmin as pmin
+from strata_jax.collectives.all_reduce import psum as psum
+from strata_jax.collectives.all_to_all import all_to_all as all_to_all
+from strata_jax.collectives.permute import pbroadcast as pbroadcast
+from strata_jax.collectives.permute import ppermute as ppermute
+from strata_jax.collectives.permute import pshuffle as pshuffle
+from strata_jax.collectives.ragged_all_to_all import ragged_all_to_all as ragged_all_to_all
+from strata_jax.collectives.reduce_scatter import psum_scatter as psum_scatter
 from strata_jax.fabric import disabled as disabled
 from strata_jax.fabric import init as init
 from strata_jax.fabric import shutdown as shutdown

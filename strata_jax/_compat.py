@@ -16,6 +16,7 @@ from jax._src import distributed
 from jax._src.interpreters import mlir
 from jax._src.lax import parallel
 from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import SPMDAxisContext
 from jaxlib import _jax, _xla
 
@@ -151,16 +152,43 @@ ALL_REDUCE_PRIMITIVES = {
     parallel.pmin_p: "min",
 }
 
+ALL_GATHER_PRIMITIVES = (
+    parallel.all_gather_p,
+    parallel.all_gather_invariant_p,
+    parallel.all_gather_reduced_p,
+)
+REDUCE_SCATTER_PRIMITIVES = (parallel.reduce_scatter_p, parallel.unreduced_reduce_scatter_p)
+ALL_TO_ALL_PRIMITIVE = parallel.all_to_all_p
+PPERMUTE_PRIMITIVE = parallel.ppermute_p
+PBROADCAST_PRIMITIVE = parallel.pbroadcast_p
+RAGGED_ALL_TO_ALL_PRIMITIVE = parallel.ragged_all_to_all_p
+
 LoweringRule = Callable[..., Sequence[Any]]
 
+# JAX's lowering of a broadcast, which it registers for GPUs alone.
+lower_pbroadcast: LoweringRule = parallel._pbroadcast_lowering
 
-def override_cpu_lowering(primitive: Any, rule: Callable[[LoweringRule], LoweringRule]) -> None:
-    """Puts `rule(original_rule)` in front of a primitive's lowering on CPU, for good."""
-    mlir.register_lowering(primitive, rule(mlir._lowerings[primitive].rule), platform="cpu")
+
+def override_cpu_lowering(
+    primitive: Any,
+    rule: Callable[[LoweringRule], LoweringRule],
+    *,
+    original: LoweringRule | None = None,
+) -> None:
+    """Puts `rule(original)` in front of a primitive's lowering on CPU, for good.
+
+    Args:
+        primitive: the primitive.
+        rule: makes the new rule from the old one.
+        original: the old one; None for that which JAX has for any platform.
+    """
+    if original is None:
+        original = mlir._lowerings[primitive].rule
+    mlir.register_lowering(primitive, rule(original), platform="cpu")
 
 
 def manual_replica_groups(
-    ctx: Any, axes: Sequence[Any], axis_index_groups: Any
+    ctx: Any, axis_name: Any, axis_index_groups: Any
 ) -> list[list[int]] | None:
     """Returns the replica groups over named axes, None outside a fully manual region."""
     axis_context = ctx.module_context.axis_context
@@ -168,7 +196,22 @@ def manual_replica_groups(
         return None
     if set(axis_context.manual_axes) != set(axis_context.mesh.axis_names):
         return None
+    axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     if any(isinstance(axis, int) for axis in axes):
         return None
     groups = parallel._replica_groups(axis_context, axes, axis_index_groups)
     return [list(map(int, group)) for group in groups]
+
+
+def permutation_pairs(ctx: Any, axis_name: Any, perm: Any) -> list[list[int]]:
+    """Returns (source, target) partitions of a `ppermute`; raises as JAX for a bad `perm`."""
+    pairs, _ = parallel._pcollectives_lowering_common(
+        ctx, axis_name=axis_name, perm=perm, op_name="ppermute"
+    )
+    return [[int(source), int(target)] for source, target in pairs]
+
+
+def reshape(ctx: Any, value: Any, aval: Any, shape: Sequence[int]) -> tuple[Any, Any]:
+    """Returns a value while it is lowered, and its aval, in another shape."""
+    aval = aval.update(shape=tuple(shape))
+    return hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, aval), value), aval

@@ -12,8 +12,10 @@ def registrations() -> dict[str, dict[str, Any]]:
 def type_registrations() -> dict[str, dict[str, Any]]:
     """FFI state types, to register before targets."""
 
-def configure(*, warn_s: float, fail_s: float, num_workers: int, isa: str) -> None:
-    """Sets deadlines, workers and kernels."""
+def configure(
+    *, warn_s: float, fail_s: float, num_workers: int, isa: str, check_ragged: bool
+) -> None:
+    """Sets deadlines, workers, kernels and checks."""
 
 def isa() -> str:
     """Instruction set of the kernels in use."""

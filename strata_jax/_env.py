@@ -26,6 +26,8 @@ class Settings:
         keep_bytes: `STRATA_KEEP_BYTES`, free pages to keep; -1 for a quarter of the memory (of the
             cgroup's limit, where there is one).
         huge_pages: `STRATA_HUGE_PAGES`.
+        check_ragged: `STRATA_CHECK_RAGGED`, whether bad offsets and sizes of `ragged_all_to_all`
+            are errors.
         strict: `STRATA_STRICT`, whether a collective that stays native is an error.
     """
 
@@ -36,6 +38,7 @@ class Settings:
     arena_bytes: int = -1
     keep_bytes: int = -1
     huge_pages: bool = True
+    check_ragged: bool = False
     strict: bool = False
 
 
@@ -47,6 +50,7 @@ VARIABLES = (
     "STRATA_ARENA_BYTES",
     "STRATA_KEEP_BYTES",
     "STRATA_HUGE_PAGES",
+    "STRATA_CHECK_RAGGED",
     "STRATA_STRICT",
 )
 
@@ -113,6 +117,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         found["keep_bytes"] = parse_bytes("STRATA_KEEP_BYTES", value)
     if value := environ.get("STRATA_HUGE_PAGES"):
         found["huge_pages"] = _choice("STRATA_HUGE_PAGES", value, ("on", "off")) == "on"
+    if value := environ.get("STRATA_CHECK_RAGGED"):
+        found["check_ragged"] = _choice("STRATA_CHECK_RAGGED", value, ("0", "1")) == "1"
     if value := environ.get("STRATA_STRICT"):
         found["strict"] = _choice("STRATA_STRICT", value, ("0", "1")) == "1"
     return Settings(**found)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from absl import logging
 
 from strata_jax import _compat, _core, _env
 from strata_jax.hlo import rewrite
-from strata_jax.lowering import all_reduce, mark
+from strata_jax.lowering import mark, rules
 
 HOOK_NAME = "strata_jax"
 # Seconds that an operation with missing ranks may still take when the interpreter exits.
@@ -67,6 +67,7 @@ def init(*, strict: bool = False) -> None:
             fail_s=settings.timeout_s,
             num_workers=settings.num_workers,
             isa=settings.isa,
+            check_ragged=settings.check_ragged,
         )
         # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
         _arena_report = _core.arena_install(
@@ -190,7 +191,7 @@ def _install_once() -> None:
         return
     _compat.register_ffi(_core.type_registrations(), _core.registrations())
     _compat.register_hlo_transform(HOOK_NAME, lambda data: _hook(data))
-    all_reduce.install()
+    rules.install()
     # Registered after JAX's own exit functions, hence run before them: those wait for programs.
     atexit.register(_core.limit_deadline, _EXIT_TIMEOUT_S)
     _installed = True

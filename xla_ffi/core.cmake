@@ -15,16 +15,24 @@ endif()
 
 add_library(strata_core STATIC
   ${kernel_files}
+  ${core}/all_gather.cc
   ${core}/all_reduce.cc
+  ${core}/all_to_all.cc
   ${core}/alloc_hook.cc
   ${core}/arena.cc
   ${core}/arena_pages.cc
   ${core}/collective.cc
+  ${core}/collective_broadcast.cc
+  ${core}/collective_permute.cc
   ${core}/copy_bandwidth.cc
   ${core}/kernels.cc
   ${core}/lanes.cc
+  ${core}/operation.cc
+  ${core}/ragged_all_to_all.cc
+  ${core}/reduce_scatter.cc
   ${core}/types.cc
   ${core}/watchdog.cc
+  ${core}/work.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/memory_linux.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/symbol_slots_linux.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/threads_linux.cc

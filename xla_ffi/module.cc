@@ -7,14 +7,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/all_reduce.h"
 #include "core/alloc_hook.h"
 #include "core/arena.h"
 #include "core/collective.h"
 #include "core/copy_bandwidth.h"
 #include "core/kernels.h"
 #include "core/watchdog.h"
-#include "handlers/all_reduce.h"
+#include "handlers/collective.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace nb = nanobind;
@@ -27,11 +26,13 @@ using Capsules = nb::typed<nb::dict, nb::str, nb::typed<nb::dict, nb::str, nb::a
 using Report = nb::typed<nb::dict, nb::str, nb::any>;
 
 Capsules Registrations() {
-  nb::dict all_reduce;
-  all_reduce["instantiate"] = nb::capsule(handlers::AllReduceInstantiate());
-  all_reduce["execute"] = nb::capsule(handlers::AllReduceExecute());
   nb::dict targets;
-  targets["strata_all_reduce"] = all_reduce;
+  for (const handlers::Target& target : handlers::Targets()) {
+    nb::dict stages;
+    stages["instantiate"] = nb::capsule(target.instantiate);
+    stages["execute"] = nb::capsule(target.execute);
+    targets[target.name] = stages;
+  }
   return targets;
 }
 
@@ -44,13 +45,15 @@ Capsules TypeRegistrations() {
   return types;
 }
 
-void Configure(double warn_s, double fail_s, int num_workers, const std::string& isa) {
+void Configure(double warn_s, double fail_s, int num_workers, const std::string& isa,
+               bool check_ragged) {
   if (!core::SelectKernels(isa.c_str())) {
     throw nb::value_error(("this machine has no kernels for instruction set '" + isa +
                            "'; use 'baseline', or leave the choice open")
                               .c_str());
   }
   core::SetNumThreads(num_workers);
+  core::SetRaggedChecks(check_ragged);
   core::Watchdog::Start(warn_s, fail_s);
 }
 
@@ -114,17 +117,20 @@ nb::dict ArenaStats() {
 }
 
 Report Stats() {
-  const core::CollectiveStats& counters = core::AllReduceStats();
-  nb::dict all_reduce;
-  all_reduce["calls"] = counters.calls.load();
-  all_reduce["operations"] = counters.operations.load();
-  all_reduce["buffers"] = counters.buffers.load();
-  all_reduce["bytes"] = counters.bytes.load();
-  all_reduce["registered_bytes"] = counters.registered_bytes.load();
-  all_reduce["failed"] = counters.failed.load();
   nb::dict stats;
   stats["arena"] = ArenaStats();
-  stats["all_reduce"] = all_reduce;
+  for (const handlers::Target& target : handlers::Targets()) {
+    const core::OperationStats& counters = target.operation.stats;
+    nb::dict counts;
+    counts["calls"] = counters.calls.load();
+    counts["operations"] = counters.operations.load();
+    counts["buffers"] = counters.buffers.load();
+    counts["bytes"] = counters.bytes.load();
+    counts["written_bytes"] = counters.written_bytes.load();
+    counts["registered_bytes"] = counters.registered_bytes.load();
+    counts["failed"] = counters.failed.load();
+    stats[target.operation.name] = counts;
+  }
   stats["pending"] = core::NumOpenUses();
   return stats;
 }
@@ -137,7 +143,8 @@ NB_MODULE(_core, m) {
   m.def("registrations", Registrations, "FFI targets, for jax.ffi.register_ffi_target.");
   m.def("type_registrations", TypeRegistrations, "FFI state types, to register before targets.");
   m.def("configure", Configure, nb::kw_only(), nb::arg("warn_s"), nb::arg("fail_s"),
-        nb::arg("num_workers"), nb::arg("isa"), "Sets deadlines, workers and kernels.");
+        nb::arg("num_workers"), nb::arg("isa"), nb::arg("check_ragged"),
+        "Sets deadlines, workers, kernels and checks.");
   m.def("isa", [] { return core::Kernels().name; }, "Instruction set of the kernels in use.");
   m.def("arena_install", ArenaInstall, nb::kw_only(), nb::arg("reserve_bytes"),
         nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("shared"), nb::arg("library"),

@@ -7,6 +7,7 @@ import functools
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from strata_jax.hlo.groups import Groups
 
@@ -20,8 +21,10 @@ _ARRAY = re.compile(
     r"|dense<(?P<splat>-?\d+)>\s*:\s*tensor<(?P<count>\d+)xi64>"
     r'|dense<"0x(?P<hex>[0-9A-Fa-f]*)">\s*:\s*tensor<\d+xi64>)'
 )
-_KIND = re.compile(_INTEGER.format(name="kind"))
-_GROUP_SIZE = re.compile(_INTEGER.format(name="group_size"))
+_PATTERNS = {
+    name: re.compile(_INTEGER.format(name=name))
+    for name in ("kind", "group_size", "in_axis", "out_axis")
+}
 _BOUND = re.compile(r"(?<![\w.])(?:op|error)\s*=")
 
 
@@ -57,10 +60,10 @@ def encode(attributes: Mapping[str, Value]) -> bytes:
     return f"{{{', '.join(items)}}}".encode()
 
 
-def flatten(groups: Groups) -> tuple[list[int], int]:
-    """Return the groups as one list, filled up with -1 to equal sizes, and that size."""
-    group_size = max(map(len, groups))
-    flat = [i for group in groups for i in (*group, *[-1] * (group_size - len(group)))]
+def flatten(groups: Sequence[Sequence[int]], padding: int = -1) -> tuple[list[int], int]:
+    """Return the groups as one list, filled up to equal sizes, and that size."""
+    group_size = max(map(len, groups), default=1)
+    flat = [i for group in groups for i in (*group, *[padding] * (group_size - len(group)))]
     return flat, group_size
 
 
@@ -84,20 +87,41 @@ def _integer(pattern: re.Pattern[str], text: str) -> int:
     return int(match[1])
 
 
-def decode(backend_config: bytes) -> tuple[int, Groups]:
-    """Return kind and groups of a call as the lowering wrote it.
+class Written(NamedTuple):
+    """What the lowering wrote into a call.
+
+    Attributes:
+        kind: which reduction; 0 if none.
+        groups: replica groups, or the pairs of collective_permute.
+        in_axis: dimension of the operand that is cut into one block a rank.
+        out_axis: dimension of the result that is joined of one block a rank.
+    """
+
+    kind: int
+    groups: Groups
+    in_axis: int | None
+    out_axis: int | None
+
+
+def decode(backend_config: bytes) -> Written:
+    """Return the attributes of a call as the lowering wrote them.
 
     Raises:
         ValueError: an attribute is missing or has another type.
     """
     text = backend_config.decode()
-    kind, group_size = _integer(_KIND, text), _integer(_GROUP_SIZE, text)
+    kind, group_size, in_axis, out_axis = (
+        _integer(_PATTERNS[name], text) for name in ("kind", "group_size", "in_axis", "out_axis")
+    )
     flat = _integers(text)
-    if group_size < 1 or not flat or len(flat) % group_size:
+    if group_size < 1 or len(flat) % group_size:
         raise ValueError(f"{len(flat)} ids in groups are no multiple of group_size {group_size}")
-    return kind, tuple(
+    groups = tuple(
         tuple(i for i in flat[start : start + group_size] if i >= 0)
         for start in range(0, len(flat), group_size)
+    )
+    return Written(
+        kind, groups, None if in_axis < 0 else in_axis, None if out_axis < 0 else out_axis
     )
 
 

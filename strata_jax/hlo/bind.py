@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strata_jax.hlo import attributes, schema
-from strata_jax.hlo.find import TARGET, Call
+from strata_jax.hlo.blocks import Block
+from strata_jax.hlo.find import Call
 from strata_jax.hlo.graph import Graph
+from strata_jax.hlo.operations import ALL_REDUCE, Operation
 
-# What an all-reduce or a custom call has beyond a name, a shape and inputs. Layout constraints are
+# What a collective or a custom call has beyond a name, a shape and inputs. Layout constraints are
 # among them: layouts are assigned long before the hook, and XLA would check one for each operand.
 _CALL_FIELDS = (
     "backend_config",
@@ -23,10 +25,12 @@ _CALL_FIELDS = (
     "custom_call_api_version",
     "custom_call_has_side_effect",
     "custom_call_target",
+    "dimensions",
     "iota_collective_device_list",
     "mesh_axes_replica_group_list",
     "operand_shapes_with_layout",
     "replica_groups",
+    "source_target_pairs",
     "use_global_device_ids",
 )
 
@@ -37,17 +41,17 @@ def clear_call(instruction: Any) -> None:
         instruction.ClearField(field)
 
 
-def _make_call(instruction: Any, values: dict[str, attributes.Value]) -> None:
+def _make_call(instruction: Any, operation: Operation, values: dict[str, attributes.Value]) -> None:
     clear_call(instruction)
     instruction.opcode = "custom-call"
-    instruction.custom_call_target = TARGET
+    instruction.custom_call_target = operation.target
     instruction.custom_call_api_version = schema.API_VERSION_TYPED_FFI
     instruction.backend_config = attributes.encode(values)
 
 
-def make_error(instruction: Any, text: str) -> None:
+def make_error(instruction: Any, text: str, operation: Operation = ALL_REDUCE) -> None:
     """Turn a call into one that fails when the program is compiled."""
-    _make_call(instruction, {"error": text})
+    _make_call(instruction, operation, {"error": text})
 
 
 def add_error(module: Any, text: str, unused_name: Callable[[str], str]) -> None:
@@ -59,7 +63,7 @@ def add_error(module: Any, text: str, unused_name: Callable[[str], str]) -> None
     for computation in module.computations:
         if computation.id == module.entry_computation_id:
             instruction = schema.HloInstructionProto(
-                name=unused_name(TARGET),
+                name=unused_name(ALL_REDUCE.target),
                 id=Graph(computation).new_id(),
                 shape=schema.ShapeProto(element_type=schema.U32, layout={}),
             )
@@ -76,14 +80,27 @@ def fingerprint(calls: Sequence[Call]) -> int:
     """
     skeleton = [
         (
+            call.operation.name,
             call.kind,
             call.groups,
+            call.sources,
             [(shape.element_type, tuple(shape.dimensions)) for shape in call.shapes],
+            call.blocks,
         )
         for call in calls
     ]
     digest = hashlib.sha256(repr(skeleton).encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _block_values(blocks: Sequence[Block]) -> dict[str, attributes.Value]:
+    return {
+        "num_loops": [len(block.loops) for block in blocks],
+        "loops": [value for block in blocks for loop in block.loops for value in loop],
+        "runs": [block.run for block in blocks],
+        "in_steps": [block.in_step for block in blocks],
+        "out_steps": [block.out_step for block in blocks],
+    }
 
 
 def bind(
@@ -119,16 +136,22 @@ def bind(
         groups, group_size = attributes.flatten(call.groups)
         _make_call(
             instruction,
+            call.operation,
             {
                 "devices": devices,
                 "finish": finish,
                 "fp": identity,
                 "group_size": group_size,
                 "groups": groups,
+                "is_tuple": int(call.is_tuple),
                 "kind": call.kind,
                 "module": module_name,
                 "name": instruction.name,
                 "op": index,
+                "ragged": call.ragged,
+                # Padded by the same length as the groups; -1 is a rank without source.
+                "sources": attributes.flatten(call.sources, padding=-2)[0],
+                **_block_values(call.blocks),
             },
         )
         instruction.operand_ids.append(partition_ids[computation.id].id)

@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Merges small independent all-reduces of one computation into one call, so one rendezvous.
+"""Merges small independent collectives of one computation into one call, so one rendezvous.
 
 XLA's own combiner ran before the hook, but it does not see custom calls that the lowering wrote,
 and it keeps element types apart.
@@ -7,12 +7,13 @@ and it keeps element types apart.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strata_jax.hlo import schema
 from strata_jax.hlo.bind import clear_call
-from strata_jax.hlo.find import TARGET, Call
+from strata_jax.hlo.find import Call
 from strata_jax.hlo.graph import Graph
 
 # Bytes of one rank. A rendezvous costs 4 to 9 us and reducing 1 MiB some 50 us (2-core host), so a
@@ -29,11 +30,12 @@ def _buckets(calls: Sequence[Call], depths: Mapping[int, int]) -> list[list[Call
     for call in calls:
         shape = call.instruction.shape
         num_bytes = schema.array_bytes(shape)
-        # An array only: the users of a tuple's parts would have to be rewired.
-        if shape.element_type == schema.TUPLE or num_bytes > MAX_CALL_BYTES or call.problem:
+        # An array only: the users of a tuple's parts would have to be rewired. Without blocks, the
+        # operands are not independent of each other.
+        if shape.element_type == schema.TUPLE or not call.blocks or num_bytes > MAX_CALL_BYTES:
             continue
         # Equal depth is what makes them independent, and keeps the merged graph free of cycles.
-        key = (depths[call.local], call.kind, call.groups)
+        key = (depths[call.local], call.operation, call.kind, call.groups, call.sources)
         bucket, filled = filling.get(key, ([], 0))
         if filled + num_bytes > MAX_MERGED_BYTES:
             full.append(bucket)
@@ -70,8 +72,8 @@ def _merge(graph: Graph, bucket: Sequence[Call], name: str) -> Call:
         part.opcode, part.tuple_index = "get-tuple-element", index
         part.operand_ids[:] = [merged.id]
         graph.reread(call.local)
-    lowered = any(call.lowered for call in bucket)
-    return Call(graph, local, first.kind, first.groups, lowered=lowered)
+    blocks = tuple(block for call in bucket for block in call.blocks)
+    return dataclasses.replace(first, local=local, blocks=blocks)
 
 
 def combine(
@@ -99,7 +101,7 @@ def combine(
     merged_calls = []
     for bucket in buckets:
         gone.update(call.local for call in bucket)
-        merged = _merge(graph, bucket, unused_name(TARGET))
+        merged = _merge(graph, bucket, unused_name(bucket[0].operation.target))
         depths[merged.local] = depths[bucket[0].local]
         place[merged.local] = place[bucket[0].local]
         merged_calls.append(merged)

@@ -16,8 +16,8 @@ class Tally:
     Attributes:
         modules: modules changed.
         lowered: calls written by the lowering that were given their identity.
-        native: native all-reduces that became calls.
-        unpromoted: buffers of those whose promotion to a wider type was undone.
+        native: native collectives that became calls.
+        absorbed: buffers of those without the copies and conversions that XLA had put around.
         calls: calls that are left after small ones were merged.
         failed: calls turned into an error.
         finish: calls by how they are completed.
@@ -28,7 +28,7 @@ class Tally:
     modules: int = 0
     lowered: int = 0
     native: int = 0
-    unpromoted: int = 0
+    absorbed: int = 0
     calls: int = 0
     failed: int = 0
     finish: Counter[str] = dataclasses.field(default_factory=Counter)

@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""The compile hook: the all-reduces of a marked module become Strata calls.
+"""The compile hook: the collectives of a marked module become Strata calls.
 
 XLA calls it once a module, before scheduling: after partitioning, so that it sees what the
 partitioner inserted, and after layout assignment and fusion. It works on the serialised proto. It
@@ -17,13 +17,14 @@ from typing import Any
 from absl import logging
 
 from strata_jax.hlo import cost, schema
+from strata_jax.hlo.absorb import absorb
 from strata_jax.hlo.bind import add_error, bind, make_error
 from strata_jax.hlo.combine import combine
 from strata_jax.hlo.counters import Counters as Counters  # part of this interface
 from strata_jax.hlo.counters import Tally
-from strata_jax.hlo.find import TARGET, Call, Finder, Left, device_table
+from strata_jax.hlo.find import Call, Finder, Left, device_table
 from strata_jax.hlo.graph import Graph
-from strata_jax.hlo.promotion import unpromote
+from strata_jax.hlo.operations import BY_OPCODE, BY_TARGET, ONLY_OURS
 from strata_jax.hlo.scan import Scan, scan_module
 
 # Frontend attribute of the module that says how it was lowered. A value that starts with MARK_ON is
@@ -34,17 +35,11 @@ MARK_DONATES = "donates"
 
 # The mark's key as an entry of a map in the proto: the name alone also stands in file names.
 _MARK_BYTES = b"\x0a" + bytes([len(MARK)]) + MARK.encode() + b"\x12"
-_COLLECTIVE_BYTES = (
-    TARGET.encode(),
-    b"all-reduce",
-    b"all-gather",
-    b"reduce-scatter",
-    b"all-to-all",
-    b"collective-",
-)
+_COLLECTIVE_BYTES = tuple(name.encode() for name in (*BY_OPCODE, *BY_TARGET))
 _FINISH_NAMES = {cost.INLINE: "inline", cost.LANE: "lane"}
 
 DONATION = "donation"
+LOST_DONATION = "lost donation"
 HOOK_ERROR = "hook error"
 SHARED_COMPUTATION = "shared computation"
 
@@ -92,25 +87,31 @@ class _Rewriter:
         return False
 
     def leave_all(self, reason: str) -> None:
-        """Leave every native all-reduce as it is."""
-        for computation, local in self._scan.natives:
-            graph = self._graph(computation)
-            self.left.append(Left(graph.proto, graph.nodes[local], reason))
+        """Leave every native collective that XLA can run as it is."""
+        for computation, local, operation in self._scan.natives:
+            if operation.opcode not in ONLY_OURS:
+                graph = self._graph(computation)
+                self.left.append(Left(graph.proto, graph.nodes[local], reason))
 
     def _fail(self, call: Call, problem: str) -> None:
         make_error(
             call.instruction,
-            f"all-reduce {call.instruction.name} of module {self._module.name} was lowered to run "
-            f"on the fabric, but cannot: {problem}. It has to be a reduction that JAX can express, "
-            f"over devices of this process, in a computation that is called from one place. "
-            f"Compile this program inside `with strata_jax.disabled():`, and report it.",
+            f"{call.operation.opcode} {call.instruction.name} of module {self._module.name} was "
+            f"lowered to run on the fabric, but cannot: {problem}. It has to be one that JAX can "
+            f"express, over devices of this process, in a computation that is called from one "
+            f"place. Compile this program inside `with strata_jax.disabled():`, and report it.",
+            call.operation,
         )
         self.tally.failed += 1
 
-    def find(self) -> list[Call]:
-        """Return the all-reduces that will be calls, without the conversions around them."""
-        lowered = [self._finder.lowered(self._graph(c), i) for c, i in self._scan.lowered]
-        holders = {c for c, _ in self._scan.natives + self._scan.lowered}
+    def find(self, *, only_ours: bool = False) -> list[Call]:
+        """Return the collectives that will be calls, without the conversions around them.
+
+        Args:
+            only_ours: only those that XLA cannot run.
+        """
+        lowered = [self._finder.lowered(self._graph(c), i, o) for c, i, o in self._scan.lowered]
+        holders = {c for c, _, _ in self._scan.natives + self._scan.lowered}
         if any(self._is_shared(computation) for computation in holders):
             self.leave_all(SHARED_COMPUTATION)
             for call in lowered:
@@ -122,13 +123,15 @@ class _Rewriter:
                 self._fail(call, call.problem)
             else:
                 calls.append(call)
-        for computation, local in self._scan.natives:
+        for computation, local, operation in self._scan.natives:
+            if only_ours and operation.opcode not in ONLY_OURS:
+                continue
             graph = self._graph(computation)
-            found = self._finder.native(graph, local)
+            found = self._finder.native(graph, local, operation)
             if isinstance(found, str):
                 self.left.append(Left(graph.proto, graph.nodes[local], found))
                 continue
-            self.tally.unpromoted += unpromote(found, self._scan.computations)
+            self.tally.absorbed += absorb(found, self._module, self._scan.computations)
             self.tally.native += 1
             calls.append(found)
         self.tally.lowered = sum(call.lowered for call in calls)
@@ -212,7 +215,7 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
     tally = rewriter.tally
     if mark.startswith(MARK_DONATES):
         rewriter.leave_all(DONATION)
-        calls = []
+        calls = rewriter.find(only_ours=True)
     else:
         calls = rewriter.find()
     if calls:
@@ -223,6 +226,13 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
             "strata_jax: %s donates buffers, which this JAX would lose if its collectives were "
             "replaced; programs that donate stay native. Use jax 0.11 or newer (Python 3.12), or "
             "do not donate",
+            module.name,
+        )
+    if mark.startswith(MARK_DONATES) and calls and counters.first(LOST_DONATION):
+        logging.warning(
+            "strata_jax: %s donates buffers and holds a collective that XLA itself cannot run on "
+            "CPU; it runs, but this JAX then copies what is donated. Use jax 0.11 or newer (Python "
+            "3.12)",
             module.name,
         )
     if strict and rewriter.left:

@@ -8,8 +8,9 @@ from typing import Any
 
 from strata_jax.hlo.attributes import is_bound
 from strata_jax.hlo.cost import BLOCKING_OPCODES, may_block
-from strata_jax.hlo.find import NOT_YET, TARGET, Left
+from strata_jax.hlo.find import Left
 from strata_jax.hlo.graph import LOCAL_MASK
+from strata_jax.hlo.operations import ASYNC_OPCODES, BY_OPCODE, BY_TARGET, Operation
 
 # Opcodes without interest. Some of them apply a computation to elements, but only control flow can
 # lead to a collective.
@@ -29,7 +30,7 @@ class Scan:
 
     Attributes:
         computations: every computation by id.
-        natives: (computation, local id) of each native all-reduce.
+        natives: (computation, local id, operation) of each native collective.
         lowered: the same for calls that the lowering wrote.
         left: collectives that have no form on the fabric.
         callers: computation -> (computation, local id) of each instruction that may run it.
@@ -38,8 +39,8 @@ class Scan:
     """
 
     computations: dict[int, Any] = dataclasses.field(default_factory=dict)
-    natives: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    lowered: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    natives: list[tuple[int, int, Operation]] = dataclasses.field(default_factory=list)
+    lowered: list[tuple[int, int, Operation]] = dataclasses.field(default_factory=list)
     left: list[Left] = dataclasses.field(default_factory=list)
     callers: dict[int, list[tuple[int, int]]] = dataclasses.field(default_factory=dict)
     blocks: bool = False
@@ -60,17 +61,18 @@ def scan_module(module: Any) -> Scan:
             for called in instruction.called_computation_ids:
                 site = (computation.id, instruction.id & LOCAL_MASK)
                 scan.callers.setdefault(called, []).append(site)
-            if opcode == "all-reduce":
-                scan.natives.append((computation.id, instruction.id & LOCAL_MASK))
+            local = instruction.id & LOCAL_MASK
+            if opcode in BY_OPCODE:
+                scan.natives.append((computation.id, local, BY_OPCODE[opcode]))
             elif opcode == "custom-call":
-                if instruction.custom_call_target == TARGET:
-                    scan.lowered.append((computation.id, instruction.id & LOCAL_MASK))
+                if instruction.custom_call_target in BY_TARGET:
+                    operation = BY_TARGET[instruction.custom_call_target]
+                    scan.lowered.append((computation.id, local, operation))
                     scan.is_bound |= is_bound(instruction.backend_config)
                 else:
                     scan.blocks |= may_block(instruction.custom_call_target)
-            elif opcode in NOT_YET:
-                reason = f"{opcode}: not yet on the fabric"
-                scan.left.append(Left(computation, instruction, reason))
+            elif opcode in ASYNC_OPCODES:
+                scan.left.append(Left(computation, instruction, f"{opcode}: asynchronous"))
             elif opcode in BLOCKING_OPCODES:
                 scan.blocks = True
     return scan

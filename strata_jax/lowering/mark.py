@@ -56,6 +56,11 @@ def lowering_ours() -> bool:
     return getattr(_lowering, "mark", OFF) in (_ON, _STRICT)
 
 
+def active() -> bool:
+    """Whether the compile hook will see the module that this thread is lowering."""
+    return getattr(_lowering, "mark", OFF) != OFF
+
+
 @contextlib.contextmanager
 def _mark(module: _compat.ModuleInfo) -> Iterator[dict[str, str]]:
     before = getattr(_lowering, "mark", OFF)

@@ -59,8 +59,10 @@ void RunOnThread(void*, std::function<void()> task) { std::thread(std::move(task
 const ThreadPool kPool{nullptr, RunOnThread};
 
 std::unique_ptr<Collective> Make(std::vector<std::vector<int64_t>> groups, Finish finish,
-                                 int num_devices) {
+                                 int num_devices, int64_t num_elements = 1) {
   CollectiveSpec spec;
+  spec.operation = &kAllReduce;
+  spec.details.blocks.push_back({OneRow(num_elements)});
   spec.finish = finish;
   spec.groups = std::move(groups);
   for (int i = 0; i < num_devices; ++i) spec.devices.push_back(100 + i);
@@ -77,17 +79,17 @@ void Arrive(Collective& collective, int64_t partition, int64_t run_id, const std
   const Part part{DType::kF32, static_cast<int64_t>(in.size())};
   const void* in_pointer = in.data();
   void* out_pointer = out->data();
-  collective.Arrive(partition, run_id, {1, &part, &in_pointer, &out_pointer, std::move(completion)},
-                    kPool);
+  collective.Arrive(partition, run_id,
+                    {1, 1, &part, &part, &in_pointer, &out_pointer, std::move(completion)}, kPool);
 }
 
-class Meeting : public testing::TestWithParam<Finish> {};
-INSTANTIATE_TEST_SUITE_P(All, Meeting, testing::Values(Finish::kInline, Finish::kLane));
+class Meetings : public testing::TestWithParam<Finish> {};
+INSTANTIATE_TEST_SUITE_P(All, Meetings, testing::Values(Finish::kInline, Finish::kLane));
 
-TEST_P(Meeting, ThreadsOfAllRanksInManyRuns) {
+TEST_P(Meetings, ThreadsOfAllRanksInManyRuns) {
   for (int64_t count : {1, 1000, 300000}) {
     const int num_ranks = 4, num_runs = count > 100000 ? 20 : 300;
-    auto collective = Make({{0, 2}, {3, 1}}, GetParam(), num_ranks);
+    auto collective = Make({{0, 2}, {3, 1}}, GetParam(), num_ranks, count);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < num_ranks; ++rank) {
       threads.emplace_back([&, rank] {
@@ -106,7 +108,7 @@ TEST_P(Meeting, ThreadsOfAllRanksInManyRuns) {
   }
 }
 
-TEST_P(Meeting, RunsInAnyOrder) {
+TEST_P(Meetings, RunsInAnyOrder) {
   auto collective = Make({{0, 1}}, GetParam(), 2);
   std::vector<float> a{1}, b{2}, c{10}, d{20}, out(4);
   std::vector<std::vector<float>> outs(4, std::vector<float>(1));
@@ -124,8 +126,8 @@ TEST_P(Meeting, RunsInAnyOrder) {
   EXPECT_EQ(outs[2][0], 30);
 }
 
-TEST_P(Meeting, DifferentBuffersFailBothAndShowBoth) {
-  auto collective = Make({{0, 1, 2}}, GetParam(), 3);
+TEST_P(Meetings, DifferentBuffersFailBothAndShowBoth) {
+  auto collective = Make({{0, 1, 2}}, GetParam(), 3, 3);
   std::vector<float> a(3), b(4), out(4);
   Outcome outcomes[3];
   Arrive(*collective, 0, 1, a, &out, outcomes[0].MakeCompletion());
@@ -149,7 +151,7 @@ TEST_P(Meeting, DifferentBuffersFailBothAndShowBoth) {
   for (auto& outcome : again) EXPECT_FALSE(outcome.Wait().has_value());
 }
 
-TEST_P(Meeting, MissingRanksAreNamed) {
+TEST_P(Meetings, MissingRanksAreNamed) {
   auto collective = Make({{1, 0, 2}}, GetParam(), 3);
   std::vector<float> a(3), out(3);
   Outcome waiting, late;
@@ -235,7 +237,7 @@ TEST(Collective, BadSpecsAreRefused) {
 }
 
 TEST(Collective, AGroupOfOneIsACopy) {
-  auto collective = Make({{0}}, Finish::kInline, 1);
+  auto collective = Make({{0}}, Finish::kInline, 1, 3);
   std::vector<float> in{1, 2, 3}, out(3);
   Outcome outcome;
   Arrive(*collective, 0, 1, in, &out, outcome.MakeCompletion());
@@ -244,7 +246,7 @@ TEST(Collective, AGroupOfOneIsACopy) {
 }
 
 // A rank's continuation starts its next call, as in a loop: the executable goes when all are done.
-TEST_P(Meeting, ContinuationsCallAgainAndTheLastOneDestroys) {
+TEST_P(Meetings, ContinuationsCallAgainAndTheLastOneDestroys) {
   struct Device {
     std::shared_ptr<Collective> collective;
     int rank, left;

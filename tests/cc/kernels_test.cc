@@ -80,7 +80,7 @@ TEST(Kernels, AllRanksGetTheSameBitsFromEveryInstructionSet) {
             if (reduce == nullptr) continue;
             for (bool stream : {false, true}) {
               Ranks ranks(dtype, num_ranks, count, 17);
-              reduce(ranks.in.data(), ranks.out.data(), num_ranks, 0, count, stream);
+              reduce(ranks.in.data(), num_ranks, 0, ranks.out.data(), num_ranks, 0, count, stream);
               if (first.empty()) first = ranks.outputs[0];
               for (int r = 0; r < num_ranks; ++r) {
                 ASSERT_EQ(ranks.outputs[r], first)
@@ -101,12 +101,12 @@ TEST(Kernels, ASplitGivesTheSameBits) {
   for (int d = 0; d < kNumDTypes; ++d) {
     const DType dtype = static_cast<DType>(d);
     const ReduceFn reduce = Kernels().find_reduce(dtype, ReduceKind::kSum);
-    ASSERT_NE(reduce, nullptr);
+    if (reduce == nullptr) continue;
     Ranks whole(dtype, 3, 6001, 5), split(dtype, 3, 6001, 5);
-    reduce(whole.in.data(), whole.out.data(), 3, 0, 6001, false);
-    reduce(split.in.data(), split.out.data(), 3, 3200, 6001, true);
-    reduce(split.in.data(), split.out.data(), 3, 0, 64, false);
-    reduce(split.in.data(), split.out.data(), 3, 64, 3200, true);
+    reduce(whole.in.data(), 3, 0, whole.out.data(), 3, 0, 6001, false);
+    reduce(split.in.data(), 3, 3200, split.out.data(), 3, 3200, 2801, true);
+    reduce(split.in.data(), 3, 0, split.out.data(), 3, 0, 64, false);
+    reduce(split.in.data(), 3, 64, split.out.data(), 3, 64, 3136, true);
     EXPECT_EQ(whole.outputs, split.outputs) << Name(dtype);
   }
 }
@@ -114,8 +114,8 @@ TEST(Kernels, ASplitGivesTheSameBits) {
 TEST(Kernels, InputsAreNotWritten) {
   Ranks ranks(DType::kF32, 4, 5000, 3);
   const auto before = ranks.inputs;
-  Kernels().find_reduce(DType::kF32, ReduceKind::kSum)(ranks.in.data(), ranks.out.data(), 4, 0,
-                                                       5000, true);
+  Kernels().find_reduce(DType::kF32, ReduceKind::kSum)(ranks.in.data(), 4, 0, ranks.out.data(), 4,
+                                                       0, 5000, true);
   EXPECT_EQ(ranks.inputs, before);
 }
 
@@ -148,8 +148,8 @@ void CheckAgainstOracle(DType dtype) {
               values[i] = static_cast<T>(static_cast<int>(random() % 200) - 100) / 8;
             }
           }
-          Kernels().find_reduce(dtype, kind)(ranks.in.data(), ranks.out.data(), num_ranks, 0, count,
-                                             false);
+          Kernels().find_reduce(dtype, kind)(ranks.in.data(), num_ranks, 0, ranks.out.data(),
+                                             num_ranks, 0, count, false);
           for (int64_t i = 0; i < count; ++i) {
             T want = static_cast<const T*>(ranks.in[0])[i];
             for (int r = 1; r < num_ranks; ++r) {
@@ -189,12 +189,12 @@ TEST(Kernels, MaxAndMinOrderZerosNansAndDenormals) {
       std::vector<float> a(100, c.a), b(100, c.b), x(100), y(100);
       const void* in[] = {a.data(), b.data()};
       void* out[] = {x.data(), y.data()};
-      Kernels().find_reduce(DType::kF32, ReduceKind::kMax)(in, out, 2, 0, 100, false);
+      Kernels().find_reduce(DType::kF32, ReduceKind::kMax)(in, 2, 0, out, 2, 0, 100, false);
       auto same = [](float got, float want) {
         return std::isnan(want) ? std::isnan(got) : std::memcmp(&got, &want, 4) == 0;
       };
       EXPECT_TRUE(same(x[99], c.max)) << isa << " max " << c.a << " " << c.b << ": " << x[99];
-      Kernels().find_reduce(DType::kF32, ReduceKind::kMin)(in, out, 2, 0, 100, false);
+      Kernels().find_reduce(DType::kF32, ReduceKind::kMin)(in, 2, 0, out, 2, 0, 100, false);
       EXPECT_TRUE(same(y[3], c.min)) << isa << " min " << c.a << " " << c.b << ": " << y[3];
     }
   }

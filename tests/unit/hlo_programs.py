@@ -19,7 +19,7 @@ import strata_jax
 from strata_jax import _compat
 from strata_jax.hlo import rewrite, schema
 from strata_jax.hlo.counters import Counters
-from strata_jax.hlo.find import TARGET
+from strata_jax.hlo.operations import ALL_REDUCE, BY_TARGET
 
 NUM_DEVICES = 8
 TYPES = {name: number for name, (number, _) in schema.PRIMITIVE_TYPES.items()}
@@ -147,7 +147,7 @@ def calls(module: Any) -> list[Any]:
     return [
         i
         for i in instructions(module)
-        if i.opcode == "custom-call" and i.custom_call_target == TARGET
+        if i.opcode == "custom-call" and i.custom_call_target in BY_TARGET
     ]
 
 
@@ -174,8 +174,15 @@ def lowered_all_reduce(x: Any, *, kind: int = 0, groups: Any = (tuple(range(8)),
     """Emit what our lowering writes for an all-reduce."""
     flat = np.array([i for group in groups for i in group], np.int64)
     shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    call = jax.ffi.ffi_call(TARGET, shape)
-    return call(x, kind=np.int64(kind), groups=flat, group_size=np.int64(len(groups[0])))
+    call = jax.ffi.ffi_call(ALL_REDUCE.target, shape)
+    return call(
+        x,
+        kind=np.int64(kind),
+        groups=flat,
+        group_size=np.int64(len(groups[0])),
+        in_axis=np.int64(-1),
+        out_axis=np.int64(-1),
+    )
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> Any:
@@ -225,8 +232,17 @@ def _auto() -> Any:
     )
 
 
+def _ragged(*operands: jax.Array) -> jax.Array:
+    return jax.lax.ragged_all_to_all(*operands, axis_name="i")
+
+
+def _resharded() -> Any:
+    rows, columns = NamedSharding(mesh(), P("i")), NamedSharding(mesh(), P(None, "i"))
+    return jax.jit(lambda v: v * 2, in_shardings=rows, out_shardings=columns)
+
+
 def programs() -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Return name -> (jitted function, arguments): their all-reduces can all become calls."""
+    """Return name -> (jitted function, arguments): their collectives can all become calls."""
     x = ones()
 
     def psum(v: jax.Array) -> jax.Array:
@@ -276,8 +292,33 @@ def programs() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "host callback": (sharded(_callback_beside, check_vma=False), (x,)),
         "partly manual": (_partly_manual(), (x,)),
         "auto": (_auto(), (ones(8, 32), ones(32, 4))),
+        "all_gather": (sharded(lambda v: jax.lax.all_gather(v, "i"), check_vma=False), (x,)),
+        "all_gather of the minor axis": (
+            sharded(lambda v: jax.lax.all_gather(v, "i", axis=1, tiled=True), check_vma=False),
+            (ones(16, 16),),
+        ),
+        "psum_scatter": (
+            sharded(lambda v: jax.lax.psum_scatter(v, "i", tiled=True), check_vma=False),
+            (ones(64, 16),),
+        ),
+        "all_to_all": (
+            sharded(lambda v: jax.lax.all_to_all(v, "i", 0, 1, tiled=True), check_vma=False),
+            (ones(64, 16),),
+        ),
+        "ppermute": (
+            sharded(lambda v: jax.lax.ppermute(v, "i", [(0, 1), (3, 2), (1, 0)]), check_vma=False),
+            (x,),
+        ),
+        "ragged_all_to_all": (
+            sharded(_ragged, check_vma=False),
+            (ones(64, 4), jnp.zeros((128, 4), np.float32), *[jnp.ones(64, np.int32)] * 4),
+        ),
+        "resharded": (_resharded(), (ones(64, 64),)),
         "pmap": (jax.pmap(psum, axis_name="i"), (x,)),
     }
 
 
 ALL = programs()
+
+# Those around whose collectives something is taken away.
+ABSORBED = ("bfloat16", "all_gather of the minor axis", "all_to_all", "auto", "resharded")

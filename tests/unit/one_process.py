@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import strata_jax
 
 # Put in front of the code of a test that needs a process of its own.
-PREAMBLE = """
+PREAMBLE = '''
 import os, signal, sys, threading, time
 import jax
 jax.config.update("jax_platforms", "cpu")
@@ -53,7 +53,15 @@ def operations():
 
 def left():
     return dict(strata_jax.stats()["compile"]["left"])
-"""
+
+def keep_native(name):
+    """Makes the compile hook leave an operation to XLA, as it does with what it cannot take."""
+    from strata_jax.hlo.find import Finder
+    take = Finder.native
+    Finder.native = lambda self, graph, local, operation: (
+        "kept by the test" if operation.name == name else take(self, graph, local, operation)
+    )
+'''
 
 
 def ensure_fabric() -> None:
@@ -65,6 +73,28 @@ def ensure_fabric() -> None:
 def devices_mesh(num_devices: int, axis_name: str = "x") -> Mesh:
     """Returns a mesh of one axis over the first devices."""
     return Mesh(np.array(jax.devices()[:num_devices]), (axis_name,))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Returns normally distributed float32 numbers, the same for the same seed."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def psum(v: Any) -> Any:
+    """Our `psum` over axis x."""
+    return strata_jax.psum(v, "x")
+
+
+def on_mesh(
+    f: Callable[..., Any],
+    num_devices: int = 4,
+    in_specs: Any = P("x"),
+    out_specs: Any = P(),
+    check_vma: bool = True,
+) -> Callable[..., Any]:
+    """Returns the `shard_map` of `f` over axis x of the first devices."""
+    mesh = devices_mesh(num_devices)
+    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
 def sharded(

@@ -120,8 +120,11 @@ class LoweredTest(parameterized.TestCase):
         ('dense<"0x01000000000000000000000000000000"> : tensor<2xi64>', 2, ((1, 0),)),
     )
     def test_forms_of_groups(self, groups: str, group_size: int, expected: Any) -> None:
-        text = f"{{group_size = {group_size} : i64, groups = {groups}, kind = 3 : i64}}"
-        self.assertEqual(attributes.decode(text.encode()), (3, expected))
+        text = (
+            f"{{group_size = {group_size} : i64, groups = {groups}, in_axis = 1 : i64, "
+            f"kind = 3 : i64, out_axis = -1 : i64}}"
+        )
+        self.assertEqual(attributes.decode(text.encode()), (3, expected, 1, None))
 
     @parameterized.parameters(
         "{group_size = 2 : i64, kind = 0 : i64}",

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <set>
 
-#include "core/all_reduce.h"
 #include "core/alloc_hook.h"
 #include "core/watchdog.h"
 
@@ -40,35 +39,38 @@ std::string Describe(const Part* parts, size_t num_parts) {
 
 }  // namespace
 
-CollectiveStats& AllReduceStats() {
-  static CollectiveStats& stats = *new CollectiveStats;
-  return stats;
-}
-
 // One meeting of a group's ranks. Pointers are laid out [part][rank], as kernels take them.
 struct Collective::Use {
   int64_t run_id = 0;
   uint32_t first_tick = 0;  // when the first rank arrived
   bool reported = false;
   int num_arrived = 0;
-  std::vector<Part> parts;
+  std::vector<Part> in_parts, out_parts;
   std::vector<const void*> in;
   std::vector<void*> out;
   std::vector<Completion> completions;  // by rank
   std::vector<bool> arrived;            // by rank; a completion is gone once it ran
   std::shared_ptr<const Failure> failure;
-  AllReduceWork work;
+  core::Work work;
 
   void Begin(int64_t run, const Arrival& first, int num_ranks) {
     run_id = run;
     first_tick = Watchdog::Now();
     reported = false;
     num_arrived = 0;
-    parts.assign(first.parts, first.parts + first.num_parts);
-    in.resize(parts.size() * num_ranks);
-    out.resize(parts.size() * num_ranks);
+    in_parts.assign(first.in_parts, first.in_parts + first.num_in);
+    out_parts.assign(first.out_parts, first.out_parts + first.num_out);
+    in.resize(in_parts.size() * num_ranks);
+    out.resize(out_parts.size() * num_ranks);
     completions.resize(num_ranks);
     arrived.assign(num_ranks, false);
+  }
+
+  bool IsLike(const Arrival& other) const {
+    return std::equal(in_parts.begin(), in_parts.end(), other.in_parts,
+                      other.in_parts + other.num_in) &&
+           std::equal(out_parts.begin(), out_parts.end(), other.out_parts,
+                      other.out_parts + other.num_out);
   }
 };
 
@@ -76,6 +78,7 @@ struct Collective::Group {
   std::vector<int64_t> partitions;          // by rank
   std::vector<int64_t> devices;             // by rank
   std::vector<Lane*> lanes;                 // by rank
+  std::vector<int> sources;                 // by rank, see Meeting
   std::mutex mu;                            // guards all below, and a use until all ranks arrived
   std::vector<std::shared_ptr<Use>> uses;   // open or failed, oldest first
   std::vector<std::shared_ptr<Use>> spare;  // done, for the next ones: a call need not allocate
@@ -83,6 +86,25 @@ struct Collective::Group {
 
 std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, std::string* error) {
   std::set<int64_t> seen;
+  if (!spec.sources.empty() && spec.sources.size() != spec.groups.size()) {
+    *error = "sources for " + std::to_string(spec.sources.size()) + " of " +
+             std::to_string(spec.groups.size()) + " groups";
+    return nullptr;
+  }
+  for (size_t g = 0; g < spec.sources.size(); ++g) {
+    const int num_ranks = static_cast<int>(spec.groups[g].size());
+    for (int source : spec.sources[g]) {
+      if (source < -1 || source >= num_ranks) {
+        *error = "source " + std::to_string(source) + " in a group of " + std::to_string(num_ranks);
+        return nullptr;
+      }
+    }
+    if (static_cast<int>(spec.sources[g].size()) != num_ranks) {
+      *error = std::to_string(spec.sources[g].size()) + " sources in a group of " +
+               std::to_string(num_ranks);
+      return nullptr;
+    }
+  }
   for (const auto& group : spec.groups) {
     if (group.empty()) {
       *error = "an empty replica group";
@@ -107,9 +129,15 @@ Collective::Collective(CollectiveSpec spec)
     : spec_(std::move(spec)),
       group_of_(spec_.devices.size(), -1),
       rank_of_(spec_.devices.size(), -1) {
-  for (const auto& partitions : spec_.groups) {
+  for (size_t g = 0; g < spec_.groups.size(); ++g) {
+    const auto& partitions = spec_.groups[g];
     auto group = std::make_unique<Group>();
     group->partitions = partitions;
+    if (!spec_.sources.empty()) {
+      group->sources = spec_.sources[g];
+    } else {
+      group->sources.assign(partitions.size(), -1);
+    }
     for (int64_t partition : partitions) {
       group_of_[partition] = static_cast<int>(groups_.size());
       rank_of_[partition] = static_cast<int>(group->devices.size());
@@ -172,20 +200,22 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
       is_last = ++use->num_arrived == num_ranks;
       if (use->failure != nullptr) {
         failure = use->failure;
-      } else if (!std::equal(use->parts.begin(), use->parts.end(), arrival.parts,
-                             arrival.parts + arrival.num_parts)) {
+      } else if (!use->IsLike(arrival)) {
         failure = use->failure = std::make_shared<Failure>(
             Failure{FailureCode::kInvalidArgument,
-                    "all_reduce " + spec_.name + " in " + spec_.module_name + ": device " +
-                        std::to_string(group.devices[rank]) + " brings " +
-                        Describe(arrival.parts, arrival.num_parts) + ", the ranks before it " +
-                        Describe(use->parts.data(), use->parts.size()) +
+                    Title() + ": device " + std::to_string(group.devices[rank]) + " brings " +
+                        Describe(arrival.in_parts, arrival.num_in) + " for " +
+                        Describe(arrival.out_parts, arrival.num_out) + ", the ranks before it " +
+                        Describe(use->in_parts.data(), use->in_parts.size()) + " for " +
+                        Describe(use->out_parts.data(), use->out_parts.size()) +
                         "; all ranks must bring the same shapes and dtypes. Run the same program "
                         "with the same shapes on every device"});
         fail_others = true;
       } else {
-        for (int part = 0; part < arrival.num_parts; ++part) {
+        for (int part = 0; part < arrival.num_in; ++part) {
           use->in[part * num_ranks + rank] = arrival.in[part];
+        }
+        for (int part = 0; part < arrival.num_out; ++part) {
           use->out[part * num_ranks + rank] = arrival.out[part];
         }
         use->completions[rank] = std::move(arrival.completion);
@@ -205,42 +235,21 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
 // called in.
 void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool) {
   const int num_ranks = static_cast<int>(group.partitions.size());
-  use->work.Clear(num_ranks);
-  for (size_t part = 0; part < use->parts.size(); ++part) {
-    const Part& spec = use->parts[part];
-    const ReduceFn reduce = Kernels().find_reduce(spec.dtype, spec_.kind);
-    if (reduce == nullptr) {
-      auto failure = std::make_shared<Failure>(Failure{
-          FailureCode::kInvalidArgument, "all_reduce " + spec_.name + " in " + spec_.module_name +
-                                             ": " + Name(spec_.kind) + " of " + Name(spec.dtype) +
-                                             " has no meaning"});
-      Fail(*use, group, failure);
-      return;
-    }
-    use->work.Add({reduce, BitWidth(spec.dtype), spec.num_elements, &use->in[part * num_ranks],
-                   &use->out[part * num_ranks]});
+  use->work.Clear();
+  const std::string error =
+      spec_.operation->plan({spec_.details, num_ranks, group.sources, use->in_parts, use->out_parts,
+                             use->in.data(), use->out.data()},
+                            use->work);
+  if (!error.empty()) {
+    Fail(*use, group,
+         std::make_shared<Failure>(Failure{FailureCode::kInvalidArgument, Title() + ": " + error}));
+    return;
   }
   use->work.Plan();
-
-  CollectiveStats& stats = AllReduceStats();
-  int64_t registered = 0;
-  const Arena* arena = AllocatorArena();
-  for (size_t part = 0; arena != nullptr && part < use->parts.size(); ++part) {
-    const Part& spec = use->parts[part];
-    const int64_t num_bytes = (spec.num_elements * BitWidth(spec.dtype) + 7) / 8;
-    for (int r = 0; r < num_ranks; ++r) {
-      const size_t at = part * num_ranks + r;
-      if (arena->Contains(use->in[at]) && arena->Contains(use->out[at])) registered += num_bytes;
-    }
-  }
-  stats.calls.fetch_add(num_ranks, std::memory_order_relaxed);
-  stats.operations.fetch_add(1, std::memory_order_relaxed);
-  stats.buffers.fetch_add(static_cast<int64_t>(use->parts.size()), std::memory_order_relaxed);
-  stats.bytes.fetch_add(use->work.num_bytes() * num_ranks, std::memory_order_relaxed);
-  stats.registered_bytes.fetch_add(registered, std::memory_order_relaxed);
+  Count(*use, num_ranks);
 
   int64_t num_helpers = 0;
-  if (use->work.num_bytes() * num_ranks > kAloneBytes) {
+  if (use->work.moved_bytes() > kAloneBytes) {
     num_helpers = std::min<int64_t>(NumThreads() - 1, use->work.num_units() - 1);
     for (int64_t i = 0; i < num_helpers; ++i) {
       pool.schedule(pool.pool, [this, &group, use] {
@@ -251,6 +260,27 @@ void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const Th
   // When a helper finishes last, it completes this rank too: a future that its handler already
   // returned, or is about to.
   if (use->work.Run()) CompleteAll(std::move(use), group, rank, num_helpers == 0);
+}
+
+void Collective::Count(const Use& use, int num_ranks) const {
+  OperationStats& stats = spec_.operation->stats;
+  const Arena* arena = AllocatorArena();
+  int64_t bytes = 0, registered = 0;
+  for (size_t part = 0; part < use.in_parts.size(); ++part) {
+    const Part& in = use.in_parts[part];
+    const int64_t num_bytes = (in.num_elements * BitWidth(in.dtype) + 7) / 8;
+    bytes += num_bytes * num_ranks;
+    for (int r = 0; arena != nullptr && part < use.out_parts.size() && r < num_ranks; ++r) {
+      const size_t at = part * num_ranks + r;
+      if (arena->Contains(use.in[at]) && arena->Contains(use.out[at])) registered += num_bytes;
+    }
+  }
+  stats.calls.fetch_add(num_ranks, std::memory_order_relaxed);
+  stats.operations.fetch_add(1, std::memory_order_relaxed);
+  stats.buffers.fetch_add(static_cast<int64_t>(use.in_parts.size()), std::memory_order_relaxed);
+  stats.bytes.fetch_add(bytes, std::memory_order_relaxed);
+  stats.written_bytes.fetch_add(use.work.written_bytes(), std::memory_order_relaxed);
+  stats.registered_bytes.fetch_add(registered, std::memory_order_relaxed);
 }
 
 // `own_rank` is the rank whose handler is running this, or -1. `reusable` says that no helper has,
@@ -281,10 +311,14 @@ void Collective::CompleteAll(std::shared_ptr<Use> use, Group& group, int own_ran
 }
 
 void Collective::Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure) {
-  AllReduceStats().failed.fetch_add(1, std::memory_order_relaxed);
+  spec_.operation->stats.failed.fetch_add(1, std::memory_order_relaxed);
   for (size_t r = 0; r < use.completions.size(); ++r) {
     if (use.completions[r]) group.lanes[r]->Push(std::move(use.completions[r]), failure);
   }
+}
+
+std::string Collective::Title() const {
+  return std::string(spec_.operation->name) + " " + spec_.name + " in " + spec_.module_name;
 }
 
 std::string Collective::Who(const Use& use, const Group& group) const {
@@ -296,9 +330,10 @@ std::string Collective::Who(const Use& use, const Group& group) const {
     list += (list.empty() ? "" : ", ") + std::to_string(r) + " (device " +
             std::to_string(group.devices[r]) + ")";
   }
-  return "all_reduce " + spec_.name + " (operation " + std::to_string(spec_.op_index) + ") in " +
-         spec_.module_name + ", " + Describe(use.parts.data(), use.parts.size()) + ": rank " +
-         here + " waits for rank " + missing;
+  return std::string(spec_.operation->name) + " " + spec_.name + " (operation " +
+         std::to_string(spec_.op_index) + ") in " + spec_.module_name + ", " +
+         Describe(use.in_parts.data(), use.in_parts.size()) + ": rank " + here +
+         " waits for rank " + missing;
 }
 
 int Collective::FailOpen(uint32_t tick, FailureCode code,

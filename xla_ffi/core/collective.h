@@ -21,9 +21,8 @@
 #include <vector>
 
 #include "core/completion.h"
-#include "core/kernels.h"
 #include "core/lanes.h"
-#include "core/types.h"
+#include "core/operation.h"
 
 namespace strata::core {
 
@@ -36,28 +35,21 @@ enum class Finish : uint8_t {
 
 // What one custom call means; made when its executable is built or loaded.
 struct CollectiveSpec {
-  ReduceKind kind = ReduceKind::kSum;
+  const Operation* operation = nullptr;
+  OperationSpec details;
   Finish finish = Finish::kLane;
   std::vector<std::vector<int64_t>> groups;  // logical partition ids in rank order
+  std::vector<std::vector<int>> sources;     // for each of these, see Meeting; or none
   std::vector<int64_t> devices;              // partition id -> global device id
   int64_t op_index = 0;                      // in its module
   int64_t fingerprint = 0;                   // of the module's collectives
   std::string module_name, name;             // for messages
 };
 
-// One buffer of a call: the same on all ranks.
-struct Part {
-  DType dtype;
-  int64_t num_elements;
-};
-inline bool operator==(const Part& a, const Part& b) {
-  return a.dtype == b.dtype && a.num_elements == b.num_elements;
-}
-
-// What one rank brings. The arrays, one element a part, are read during Arrive() only.
+// What one rank brings. The arrays, one element a buffer, are read during Arrive() only.
 struct Arrival {
-  int num_parts;
-  const Part* parts;
+  int num_in, num_out;
+  const Part *in_parts, *out_parts;
   const void* const* in;
   void* const* out;
   Completion completion;
@@ -68,17 +60,6 @@ struct ThreadPool {
   void* pool = nullptr;
   void (*schedule)(void* pool, std::function<void()> task) = nullptr;
 };
-
-// Counters of all calls since the library was loaded.
-struct CollectiveStats {
-  std::atomic<int64_t> calls{0};             // ranks that arrived in finished operations
-  std::atomic<int64_t> operations{0};        // meetings of all ranks
-  std::atomic<int64_t> buffers{0};           // of one rank, summed over operations
-  std::atomic<int64_t> bytes{0};             // operand bytes of all ranks
-  std::atomic<int64_t> registered_bytes{0};  // of these, operand and result both in the arena
-  std::atomic<int64_t> failed{0};            // operations that ended with an error
-};
-CollectiveStats& AllReduceStats();
 
 class Collective {
  public:
@@ -108,6 +89,8 @@ class Collective {
   void Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool);
   void CompleteAll(std::shared_ptr<Use> use, Group& group, int own_rank, bool reusable) const;
   void Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure);
+  void Count(const Use& use, int num_ranks) const;
+  std::string Title() const;
   std::string Who(const Use& use, const Group& group) const;
 
   const CollectiveSpec spec_;

@@ -6,7 +6,8 @@
 // code for one instruction set would run on a machine that lacks it.
 //
 // A block of the result is reduced into a buffer that stays in the first-level cache, then copied
-// to all outputs. Loops are plain so that the compiler vectorises them for any type.
+// to all outputs; a copy to several outputs goes block by block for the same reason. Loops are
+// plain so that the compiler vectorises them for any type.
 #include <cstdint>
 #include <cstring>
 
@@ -83,11 +84,84 @@ void Combine(A* __restrict acc, const A* __restrict x, int count) {
   for (int i = 0; i < count; ++i) acc[i] = Op::Apply(acc[i], x[i]);
 }
 
+// Bytes of a row that are copied to all outputs before the next: they stay in the first-level
+// cache.
+constexpr int64_t kCopyBlock = 16 << 10;
+
+// Shorter rows are stored through the caches: they would leave lines half written.
+constexpr int64_t kStreamRun = 512;
+
+// Rows of a length known to the compiler become plain loads and stores.
+template <int64_t kRun>
+void CopyShortRows(const char* in, char* out, const CopyRows& rows) {
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    std::memcpy(out + row * rows.out_stride, in + row * rows.in_stride, kRun);
+  }
+}
+
+void CopyToOne(const char* in, char* out, const CopyRows& rows, bool stream) {
+  switch (rows.run) {
+    case 1:
+      return CopyShortRows<1>(in, out, rows);
+    case 2:
+      return CopyShortRows<2>(in, out, rows);
+    case 4:
+      return CopyShortRows<4>(in, out, rows);
+    case 8:
+      return CopyShortRows<8>(in, out, rows);
+    case 16:
+      return CopyShortRows<16>(in, out, rows);
+    case 32:
+      return CopyShortRows<32>(in, out, rows);
+    case 64:
+      return CopyShortRows<64>(in, out, rows);
+  }
+  for (int64_t row = 0; row < rows.num_rows; ++row) {
+    if (stream) {
+      StreamCopy(out + row * rows.out_stride, in + row * rows.in_stride, rows.run);
+    } else {
+      std::memcpy(out + row * rows.out_stride, in + row * rows.in_stride, rows.run);
+    }
+  }
+}
+
+void Copy(const CopyRows& rows, bool stream) {
+  stream = stream && rows.run >= kStreamRun;
+  const char* in = static_cast<const char*>(rows.in) + rows.in_begin;
+  if (rows.num_out == 1) {
+    CopyToOne(in, static_cast<char*>(rows.out[0]) + rows.out_begin, rows, stream);
+  } else if (rows.run <= kCopyBlock) {
+    CopyRows some = rows;
+    const int64_t most = rows.run > 0 ? (kCopyBlock + rows.run - 1) / rows.run : rows.num_rows;
+    for (int64_t row = 0; row < rows.num_rows; row += most) {
+      some.num_rows = rows.num_rows - row < most ? rows.num_rows - row : most;
+      for (int i = 0; i < rows.num_out; ++i) {
+        char* out = static_cast<char*>(rows.out[i]) + rows.out_begin;
+        CopyToOne(in + row * rows.in_stride, out + row * rows.out_stride, some, stream);
+      }
+    }
+  } else {
+    CopyRows piece = rows;
+    piece.num_rows = 1;
+    for (int64_t row = 0; row < rows.num_rows; ++row) {
+      for (int64_t at = 0; at < rows.run; at += kCopyBlock) {
+        piece.run = rows.run - at < kCopyBlock ? rows.run - at : kCopyBlock;
+        for (int i = 0; i < rows.num_out; ++i) {
+          char* out = static_cast<char*>(rows.out[i]) + rows.out_begin;
+          CopyToOne(in + row * rows.in_stride + at, out + row * rows.out_stride + at, piece,
+                    stream);
+        }
+      }
+    }
+  }
+  if (stream) StreamFence();
+}
+
 // Copies one block of the result to some ranks.
-void Share(void* const* out, int num_ranks, int64_t offset, const void* block, size_t num_bytes,
+void Share(void* const* out, int num_out, int64_t offset, const void* block, size_t num_bytes,
            bool stream) {
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    char* to = static_cast<char*>(out[rank]) + offset;
+  for (int i = 0; i < num_out; ++i) {
+    char* to = static_cast<char*>(out[i]) + offset;
     if (stream) {
       StreamCopy(to, block, num_bytes);
     } else {
@@ -112,21 +186,19 @@ void CombineToTwo(const T* __restrict a, const T* __restrict b, T* __restrict to
   }
 }
 
-// Two ranks whose outputs are aligned to cache lines: reduces a line in registers and streams it to
-// both, a third faster than through a block where memory is the limit. (With more ranks the line
-// does not stay in registers, and a block is faster.) Returns where it stopped, less than a line
-// before the end.
-template <typename T, typename Op>
-int64_t StreamTwo(const void* const* in, void* const* out, int64_t begin, int64_t end) {
+// Two ranks, and one or two outputs that are aligned to cache lines: reduces a line in registers
+// and streams it, a third faster than through a block where memory is the limit. (With more ranks
+// the line does not stay in registers, and a block is faster.) Returns how many elements are done,
+// all but less than a line.
+template <typename T, typename Op, int kNumOut>
+int64_t StreamTwo(const T* first, const T* second, T* out, T* also_out, int64_t count) {
   constexpr int kLine = kLineBytes / sizeof(T);
-  int64_t at = begin;
-  for (; at + kLine <= end; at += kLine) {
-    const T* first = static_cast<const T*>(in[0]) + at;
-    const T* second = static_cast<const T*>(in[1]) + at;
+  int64_t at = 0;
+  for (; at + kLine <= count; at += kLine) {
     T line[kLine];
-    for (int i = 0; i < kLine; ++i) line[i] = Op::Apply(first[i], second[i]);
-    StreamLine(static_cast<T*>(out[0]) + at, line);
-    StreamLine(static_cast<T*>(out[1]) + at, line);
+    for (int i = 0; i < kLine; ++i) line[i] = Op::Apply(first[at + i], second[at + i]);
+    StreamLine(out + at, line);
+    if constexpr (kNumOut == 2) StreamLine(also_out + at, line);
   }
   return at;
 }
@@ -137,32 +209,40 @@ bool AlignedToLine(const void* pointer) {
 
 // For types that are reduced as themselves.
 template <typename T, typename Op>
-void Reduce(const void* const* in, void* const* out, int num_ranks, int64_t begin, int64_t end,
-            bool stream) {
-  if (stream && num_ranks == 2 && AlignedToLine(out[0]) && AlignedToLine(out[1])) {
-    begin = StreamTwo<T, Op>(in, out, begin, end);
+void Reduce(const void* const* in, int num_in, int64_t in_begin, void* const* out, int num_out,
+            int64_t out_begin, int64_t count, bool stream) {
+  auto input = [&](int rank) { return static_cast<const T*>(in[rank]) + in_begin; };
+  auto output = [&](int i) { return static_cast<T*>(out[i]) + out_begin; };
+  int64_t at = 0;
+  if (stream && num_in == 2 && AlignedToLine(output(0))) {
+    if (num_out == 1) {
+      at = StreamTwo<T, Op, 1>(input(0), input(1), output(0), nullptr, count);
+    } else if (num_out == 2 && AlignedToLine(output(1))) {
+      at = StreamTwo<T, Op, 2>(input(0), input(1), output(0), output(1), count);
+    }
   }
   alignas(64) T acc[kBlock];
-  for (int64_t at = begin; at < end; at += kBlock) {
-    const int count = static_cast<int>(end - at < kBlock ? end - at : kBlock);
-    auto input = [&](int rank) { return static_cast<const T*>(in[rank]) + at; };
-    auto output = [&](int rank) { return static_cast<T*>(out[rank]) + at; };
-    const T* block = input(0);
+  for (; at < count; at += kBlock) {
+    const int here = static_cast<int>(count - at < kBlock ? count - at : kBlock);
+    const T* block = input(0) + at;
     int num_written = 0;
-    for (int rank = 1; rank < num_ranks; ++rank) {
-      if (rank == num_ranks - 1 && !stream) {
-        CombineToTwo<Op>(block, input(rank), output(0), output(1), count);
-        block = output(0);
+    for (int rank = 1; rank < num_in; ++rank) {
+      if (rank == num_in - 1 && !stream && num_out > 1) {
+        CombineToTwo<Op>(block, input(rank) + at, output(0) + at, output(1) + at, here);
+        block = output(0) + at;
         num_written = 2;
+      } else if (rank == num_in - 1 && !stream) {
+        CombineTo<Op>(block, input(rank) + at, output(0) + at, here);
+        num_written = 1;
       } else if (block == acc) {
-        Combine<Op>(acc, input(rank), count);
+        Combine<Op>(acc, input(rank) + at, here);
       } else {
-        CombineTo<Op>(block, input(rank), acc, count);
+        CombineTo<Op>(block, input(rank) + at, acc, here);
         block = acc;
       }
     }
-    Share(out + num_written, num_ranks - num_written, at * sizeof(T), block, count * sizeof(T),
-          stream);
+    Share(out + num_written, num_out - num_written, (out_begin + at) * sizeof(T), block,
+          here * sizeof(T), stream);
   }
   if (stream) StreamFence();
 }
@@ -176,32 +256,33 @@ struct Codec {
 };
 
 template <typename Acc, typename Op>
-void ReduceCoded(const Codec<Acc>& codec, const void* const* in, void* const* out, int num_ranks,
-                 int64_t begin, int64_t end, bool stream) {
+void ReduceCoded(const Codec<Acc>& codec, const void* const* in, int num_in, int64_t in_begin,
+                 void* const* out, int num_out, int64_t out_begin, int64_t count, bool stream) {
   alignas(64) Acc acc[kBlock], loaded[kBlock];
   alignas(64) unsigned char block[kBlock * sizeof(Acc)];
-  for (int64_t at = begin; at < end; at += kBlock) {
-    const int count = static_cast<int>(end - at < kBlock ? end - at : kBlock);
-    const int64_t offset = at * codec.bits / 8;
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int here = static_cast<int>(count - at < kBlock ? count - at : kBlock);
+    const int64_t offset = (in_begin + at) * codec.bits / 8;
     auto input = [&](int rank) { return static_cast<const char*>(in[rank]) + offset; };
-    codec.load(input(0), acc, count);
-    for (int rank = 1; rank < num_ranks; ++rank) {
-      codec.load(input(rank), loaded, count);
-      Combine<Op>(acc, loaded, count);
+    codec.load(input(0), acc, here);
+    for (int rank = 1; rank < num_in; ++rank) {
+      codec.load(input(rank), loaded, here);
+      Combine<Op>(acc, loaded, here);
     }
-    codec.store(acc, block, count);
-    const size_t num_bytes = (static_cast<size_t>(count) * codec.bits + 7) / 8;
-    Share(out, num_ranks, offset, block, num_bytes, stream);
+    codec.store(acc, block, here);
+    const size_t num_bytes = (static_cast<size_t>(here) * codec.bits + 7) / 8;
+    Share(out, num_out, (out_begin + at) * codec.bits / 8, block, num_bytes, stream);
   }
   if (stream) StreamFence();
 }
 
 template <typename Element, typename Op>
-void ReduceAs(const void* const* in, void* const* out, int num_ranks, int64_t begin, int64_t end,
-              bool stream) {
+void ReduceAs(const void* const* in, int num_in, int64_t in_begin, void* const* out, int num_out,
+              int64_t out_begin, int64_t count, bool stream) {
   static constexpr Codec<typename Element::Acc> kCodec = {Element::kBits, Element::Load,
                                                           Element::Store};
-  ReduceCoded<typename Element::Acc, Op>(kCodec, in, out, num_ranks, begin, end, stream);
+  ReduceCoded<typename Element::Acc, Op>(kCodec, in, num_in, in_begin, out, num_out, out_begin,
+                                         count, stream);
 }
 
 template <typename Element, typename Op>
@@ -297,6 +378,9 @@ ReduceFn Find(DType dtype, ReduceKind kind) {
       return FindFor<Float8<F8E4M3>>(kind);
     case DType::kF8E3M4:
       return FindFor<Float8<F8E3M4>>(kind);
+    case DType::kF4E2M1FN:
+    case DType::kF8E8M0FNU:
+      return nullptr;  // moved, never reduced
     case DType::kF16:
       return FindFor<Float16>(kind);
     case DType::kBF16:
@@ -326,6 +410,6 @@ bool Supported() {
 
 }  // namespace
 
-const KernelSet kKernels = {STRATA_STRING(STRATA_ISA), Supported, Find, FencedStreamCopy};
+const KernelSet kKernels = {STRATA_STRING(STRATA_ISA), Supported, Find, Copy, FencedStreamCopy};
 
 }  // namespace strata::core::STRATA_ISA

@@ -1,6 +1,6 @@
 // Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an all-reduce may reduce, and how. The core's own names, so that it needs no XLA header.
+// What operations move and reduce, and how. The core's own names, so that it needs no XLA header.
 #ifndef STRATA_CORE_TYPES_H_
 #define STRATA_CORE_TYPES_H_
 
@@ -29,6 +29,8 @@ enum class DType : uint8_t {
   kF8E5M2FNUZ,
   kF8E4M3,
   kF8E3M4,
+  kF4E2M1FN,
+  kF8E8M0FNU,
   kF16,
   kBF16,
   kF32,
@@ -36,7 +38,7 @@ enum class DType : uint8_t {
   kC64,
   kC128,
 };
-inline constexpr int kNumDTypes = 26;
+inline constexpr int kNumDTypes = 28;
 
 // The numbers are part of the custom call's contract with strata_jax/hlo and strata_jax/lowering.
 enum class ReduceKind : uint8_t { kSum, kProduct, kMax, kMin, kAnd, kOr, kXor };
@@ -50,6 +52,7 @@ constexpr int BitWidth(DType dtype) {
       return 2;
     case DType::kS4:
     case DType::kU4:
+    case DType::kF4E2M1FN:
       return 4;
     case DType::kPred:
     case DType::kS8:
@@ -61,6 +64,7 @@ constexpr int BitWidth(DType dtype) {
     case DType::kF8E5M2FNUZ:
     case DType::kF8E4M3:
     case DType::kF8E3M4:
+    case DType::kF8E8M0FNU:
       return 8;
     case DType::kS16:
     case DType::kU16:

@@ -25,7 +25,7 @@ class PromotionTest(absltest.TestCase):
         function, args = programs.ALL["bfloat16"]
         module, counts = self._check(function, *args)
         (call,) = programs.calls(module)
-        self.assertEqual(counts["unpromoted"], 1)
+        self.assertEqual(counts["absorbed"], 1)
         self.assertEqual(call.shape.element_type, programs.TYPES["BF16"])
         entry = module.computations[-1]
         self.assertEqual(
@@ -41,7 +41,7 @@ class PromotionTest(absltest.TestCase):
         )
         module, counts = self._check(function, x, x, x)
         (call,) = programs.calls(module)
-        self.assertEqual(counts["unpromoted"], 2)
+        self.assertEqual(counts["absorbed"], 2)
         types = sorted(shape.element_type for shape in call.shape.tuple_shapes)
         self.assertEqual(
             types, sorted([programs.TYPES["F32"], programs.TYPES["BF16"], programs.TYPES["BF16"]])
@@ -58,7 +58,7 @@ class PromotionTest(absltest.TestCase):
         module, counts = self._check(
             programs.sharded(function, check_vma=False), programs.ones(dtype=jnp.bfloat16)
         )
-        self.assertEqual(counts["unpromoted"], 0)
+        self.assertEqual(counts["absorbed"], 0)
         self.assertEqual(programs.calls(module)[0].shape.element_type, programs.TYPES["F32"])
 
     def test_operand_and_result_of_different_narrow_types_stay_wide(self) -> None:
@@ -67,7 +67,7 @@ class PromotionTest(absltest.TestCase):
             check_vma=False,
         )
         _, counts = self._check(function, programs.ones(dtype=np.float16))
-        self.assertEqual(counts["unpromoted"], 0)
+        self.assertEqual(counts["absorbed"], 0)
 
     def test_float16_that_the_program_widens_itself(self) -> None:
         function = programs.sharded(
@@ -75,7 +75,7 @@ class PromotionTest(absltest.TestCase):
             check_vma=False,
         )
         module, counts = self._check(function, programs.ones(dtype=np.float16))
-        self.assertEqual(counts["unpromoted"], 1)
+        self.assertEqual(counts["absorbed"], 1)
         self.assertEqual(programs.calls(module)[0].shape.element_type, programs.TYPES["F16"])
 
     def test_a_part_that_is_taken_twice_keeps_its_type(self) -> None:
@@ -90,14 +90,14 @@ class PromotionTest(absltest.TestCase):
         # Before the part whose convert stands alone, which is thus the last that is looked at.
         entry.instructions.insert(list(entry.instructions).index(part), again)
         _, counts = programs.rewritten(module.SerializeToString())
-        self.assertEqual(counts["unpromoted"], 1)
+        self.assertEqual(counts["absorbed"], 1)
 
     def test_float32_is_not_narrowed_to_what_was_never_converted(self) -> None:
         function = programs.sharded(
             lambda v: jax.lax.psum(v, "i").astype(jnp.bfloat16), check_vma=False
         )
         module, counts = self._check(function, programs.ones())
-        self.assertEqual(counts["unpromoted"], 0)
+        self.assertEqual(counts["absorbed"], 0)
         self.assertEqual(programs.calls(module)[0].shape.element_type, programs.TYPES["F32"])
 
 

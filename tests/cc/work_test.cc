@@ -1,13 +1,15 @@
 // Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
 //
-// The cutting of buffers into units.
-#include "core/all_reduce.h"
+// The cutting of transfers into units.
+#include "core/work.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <thread>
 #include <vector>
+
+#include "core/types.h"
 
 namespace strata::core {
 namespace {
@@ -32,16 +34,28 @@ void Check(const std::vector<int64_t>& counts, int num_threads) {
   const void* packed_in_pointers[] = {packed_in.data(), packed_in.data()};
   void* packed_out_pointers[] = {packed_out[0].data(), packed_out[1].data()};
 
-  AllReduceWork work;
-  work.Clear(2);
-  const ReduceFn sum = Kernels().find_reduce(DType::kF32, ReduceKind::kSum);
+  Work work;
+  work.Clear();
+  Transfer transfer;
+  transfer.num_in = transfer.num_out = 2;
+  transfer.is_whole = true;
+  transfer.reduce = Kernels().find_reduce(DType::kF32, ReduceKind::kSum);
+  transfer.bit_width = 32;
   for (size_t part = 0; part < counts.size(); ++part) {
-    work.Add({sum, 32, counts[part], &in_pointers[2 * part], &out_pointers[2 * part]});
+    transfer.num_elements = counts[part];
+    transfer.in = &in_pointers[2 * part];
+    transfer.out = &out_pointers[2 * part];
+    work.Add(transfer);
   }
-  work.Add({Kernels().find_reduce(DType::kS4, ReduceKind::kSum), 4, 10001, packed_in_pointers,
-            packed_out_pointers});
+  transfer.reduce = Kernels().find_reduce(DType::kS4, ReduceKind::kSum);
+  transfer.bit_width = 4;
+  transfer.num_elements = 10001;
+  transfer.in = packed_in_pointers;
+  transfer.out = packed_out_pointers;
+  work.Add(transfer);
   work.Plan();
-  EXPECT_EQ(work.num_bytes(), 4 * std::accumulate(counts.begin(), counts.end(), int64_t{0}) + 5001);
+  EXPECT_EQ(work.written_bytes(),
+            2 * (4 * std::accumulate(counts.begin(), counts.end(), int64_t{0}) + 5001));
   std::atomic<int> num_last{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < num_threads; ++i) {
@@ -66,19 +80,19 @@ void Check(const std::vector<int64_t>& counts, int num_threads) {
   }
 }
 
-TEST(AllReduceWork, OneSmallBuffer) { Check({5}, 1); }
-TEST(AllReduceWork, EmptyBuffersBetween) { Check({0, 3, 0, 0, 100000, 0}, 2); }
-TEST(AllReduceWork, ManyOddBuffers) {
+TEST(Work, OneSmallBuffer) { Check({5}, 1); }
+TEST(Work, EmptyBuffersBetween) { Check({0, 3, 0, 0, 100000, 0}, 2); }
+TEST(Work, ManyOddBuffers) {
   std::vector<int64_t> counts;
   for (int i = 0; i < 300; ++i) counts.push_back(i * 37 % 2011);
   Check(counts, 3);
 }
-TEST(AllReduceWork, OneLargeBuffer) { Check({3000001}, 4); }
-TEST(AllReduceWork, BoundariesAtUnits) { Check({32768, 32768, 32767, 1, 65536}, 2); }
+TEST(Work, OneLargeBuffer) { Check({3000001}, 4); }
+TEST(Work, BoundariesAtUnits) { Check({32768, 32768, 32767, 1, 65536}, 2); }
 
-TEST(AllReduceWork, NothingToDo) {
-  AllReduceWork work;
-  work.Clear(2);
+TEST(Work, NothingToDo) {
+  Work work;
+  work.Clear();
   work.Plan();
   EXPECT_EQ(work.num_units(), 0);
   EXPECT_TRUE(work.Run());

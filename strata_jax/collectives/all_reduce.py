@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 import jax
 
 from strata_jax import fabric
-
-T = TypeVar("T")
-AxisName = Hashable | tuple[Hashable, ...]
-AxisIndexGroups = Sequence[Sequence[int]] | None
+from strata_jax.collectives.types import AxisIndexGroups, AxisName, T
 
 
 def psum(x: T, axis_name: AxisName, *, axis_index_groups: AxisIndexGroups = None) -> T:

@@ -1,0 +1,289 @@
+# Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+"""Takes away the copies and conversions that XLA puts around native collectives.
+
+XLA's CPU compiler transposes around an all-gather whose dimension is not the major one, converts
+narrow types to wider ones, and cuts and joins the arrays of an all-to-all. A Strata call reads and
+writes in any layout, takes narrow types as they are, and finds its blocks itself. So it can start
+from the array that a copy reads, and write what a copy writes. Only what stands alone is taken
+away; XLA merges some of it with neighbours, and that stays.
+
+Where arrays live was settled before (XLA's copy insertion): a loop's state, a donated argument or
+an array that is updated in place may be overwritten once its last reader is done. A call reads later
+than the copy before it did, and writes earlier than the copy after it, so it must not touch those;
+`_Places` knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strata_jax.hlo import schema
+from strata_jax.hlo.blocks import Block, make_block, strides
+from strata_jax.hlo.find import Call
+from strata_jax.hlo.graph import LOCAL_MASK, Graph
+from strata_jax.hlo.operations import ALL_TO_ALL, RAGGED_ALL_TO_ALL
+from strata_jax.hlo.views import WIDENED, View, view_of, whole
+
+# Rows shorter than this are moved slower than by XLA's copy and a long row each.
+_LEAST_RUN_BYTES = 64
+
+_HANDS_ON = frozenset("call conditional tuple while".split())
+
+
+class _Places:
+    """Which arrays of a computation nobody writes, or reads, behind its back."""
+
+    def __init__(self, module: Any, graph: Graph) -> None:
+        self._graph = graph
+        self._is_entry = graph.proto.id == module.entry_computation_id
+        # The field is a message; any content means that some result takes an argument's memory.
+        self._aliases = bool(module.input_output_alias.SerializeToString())
+
+    def may_read_later(self, source: int, readers: Sequence[int]) -> bool:
+        """Say whether `source` is unchanged until the last user of `readers` is done."""
+        opcode = self._graph.opcodes[source]
+        if opcode == "parameter":
+            return self._is_entry and not self._aliases
+        return opcode not in ("get-tuple-element", "while", "bitcast") and (
+            set(self._graph.users[source]) <= set(readers) and source != self._graph.root
+        )
+
+    def may_write_earlier(self, result: int) -> bool:
+        """Say whether nothing else can be in the memory of `result` before it is written."""
+        if self._is_entry and not self._aliases:
+            users = [u for u in self._graph.users[result] if u != self._graph.root]
+        else:
+            users = self._graph.users[result]
+            if result == self._graph.root:
+                return False
+        return not any(self._graph.opcodes[user] in _HANDS_ON for user in users)
+
+
+def _result(call: Call, index: int) -> int | None:
+    """Return the instruction that is result `index` of the call and nothing else, if any."""
+    if call.instruction.shape.element_type != schema.TUPLE:
+        return call.local
+    found = None
+    for user in call.graph.users[call.local]:
+        if call.graph.opcodes[user] != "get-tuple-element":
+            return None
+        if call.graph.nodes[user].tuple_index == index:
+            if found is not None:
+                return None
+            found = user
+    return found
+
+
+def _copies(graph: Graph, local: int, computations: Mapping[int, Any]) -> bool:
+    """Say whether an instruction does nothing but copy its operand, to another layout or type."""
+    opcode = graph.opcodes[local]
+    if opcode == "fusion":
+        fused = computations[graph.nodes[local].called_computation_ids[0]].instructions
+        opcodes = [i.opcode for i in fused]
+        return opcodes[0] == "parameter" and set(opcodes[1:]) <= {"copy", "convert"}
+    return opcode in ("copy", "convert")
+
+
+def _copy_after(
+    call: Call, index: int, places: _Places, computations: Mapping[int, Any]
+) -> int | None:
+    """Return the copy that is all the use of result `index` of the call, if there is one."""
+    graph = call.graph
+    result = _result(call, index)
+    if result is None or graph.root == call.local:
+        return None
+    after = graph.only_user(result)
+    if after is None or not _copies(graph, after, computations) or graph.has_control_edges(after):
+        return None
+    return after if places.may_write_earlier(after) else None
+
+
+def _block(call: Call, index: int, in_steps: Sequence[int], out_steps: Sequence[int]) -> Block:
+    """Return block `index` of the call with other strides of operand and result."""
+    counts = list(call.counts[index])
+    in_axis, out_axis = call.axes
+    return make_block(
+        counts,
+        in_steps,
+        out_steps,
+        0 if in_axis is None else counts[in_axis] * in_steps[in_axis],
+        0 if out_axis is None else counts[out_axis] * out_steps[out_axis],
+    )
+
+
+def _absorb_buffer(
+    call: Call, index: int, places: _Places, computations: Mapping[int, Any]
+) -> bool:
+    graph = call.graph
+    before = graph.operands(call.local)[index]
+    given, result_shape = graph.nodes[before].shape, call.shapes[index]
+    view = view_of(graph.nodes, before, computations)
+    readable = view.source != before and view.offset == 0
+    readable = readable and places.may_read_later(view.source, [before, call.local])
+    after = _copy_after(call, index, places, computations)
+    wanted = graph.nodes[after].shape if after is not None else result_shape
+    plain = whole(before, given)
+
+    # Both ends at once, or one of them; a type changes at both ends or at none.
+    for start, end in ((view, wanted), (view, result_shape), (plain, wanted)):
+        if (start is view and not readable) or (end is wanted and after is None):
+            continue
+        if start.element_type != end.element_type:
+            continue
+        narrow = start.element_type != given.element_type
+        if narrow and start.element_type not in WIDENED.get(given.element_type, ()):
+            continue
+        if narrow and call.operation.reduces and given.element_type in _INTEGERS:
+            continue  # an overflow would wrap elsewhere
+        block = _block(call, index, start.strides, strides(end))
+        run_bytes = block.run * schema.TYPE_BITS[start.element_type] // 8
+        if run_bytes < _LEAST_RUN_BYTES and block.loops and not _as_long(call, index, block):
+            continue
+        _rewire(call, index, start, end, after if end is wanted else None)
+        call.blocks = (*call.blocks[:index], block, *call.blocks[index + 1 :])
+        return True
+    return False
+
+
+_INTEGERS = frozenset(schema.PRIMITIVE_TYPES[name][0] for name in ("S8", "U8"))
+
+
+def _as_long(call: Call, index: int, block: Block) -> bool:
+    """Say whether the rows are no shorter than they were."""
+    return block.run >= call.blocks[index].run
+
+
+def _rewire(call: Call, index: int, start: View, end: Any, after: int | None) -> None:
+    """Let the call read from `start`, and write what `after` wrote."""
+    graph = call.graph
+    graph.set_operand(call.local, index, start.source)
+    if after is None:
+        return
+    result = _result(call, index)
+    assert result is not None  # or there were no `after`
+    for shape in {id(s): s for s in (call.shapes[index], graph.nodes[result].shape)}.values():
+        shape.CopyFrom(end)
+    # Removed here, because XLA verifies the types of dead instructions too.
+    graph.replace_uses(after, result)
+    graph.remove(after)
+
+
+def _joined(call: Call, computations: Mapping[int, Any]) -> tuple[int, Any, Any, list[int]] | None:
+    """Return where the results of a tuple all-to-all are joined.
+
+    Returns:
+        The fusion that is their only user, its computation, the concatenate in it that is their
+        only use there, and the numbers of the fusion's operands that they are; None if there is no
+        such place.
+    """
+    graph = call.graph
+    results = [_result(call, i) for i in range(len(call.shapes))]
+    users = {graph.only_user(result) for result in results if result is not None}
+    if None in results or len(users) != 1:
+        return None
+    (user,) = users
+    if user is None or graph.opcodes[user] != "fusion":
+        return None
+    if graph.nodes[user].fusion_kind == "kCustom":  # compiled by a library, which may know its form
+        return None
+    operands = graph.operands(user)
+    if any(operands.count(result) != 1 for result in results if result is not None):
+        return None
+    fused = computations[graph.nodes[user].called_computation_ids[0]]
+    numbers = [operands.index(result) for result in results if result is not None]
+    parameters = {
+        i.parameter_number: i.id & LOCAL_MASK for i in fused.instructions if i.opcode == "parameter"
+    }
+    ours = [parameters[number] for number in numbers]
+    readers = [i for i in fused.instructions if {o & LOCAL_MASK for o in i.operand_ids} & set(ours)]
+    if len(readers) != 1 or readers[0].opcode != "concatenate":
+        return None
+    if [o & LOCAL_MASK for o in readers[0].operand_ids] != ours:
+        return None
+    return user, fused, readers[0], numbers
+
+
+def _absorb_all_to_all(call: Call, places: _Places, computations: Mapping[int, Any]) -> bool:
+    """Turn a tuple all-to-all, whose operands were cut and results joined, into one on arrays."""
+    graph = call.graph
+    pieces = graph.operands(call.local)
+    views = [view_of(graph.nodes, piece, computations) for piece in pieces]
+    first = views[0]
+    step = views[1].offset - first.offset if len(views) > 1 else 0
+    for i, view in enumerate(views):
+        same = (view.source, view.dimensions, view.strides) == (
+            first.source,
+            first.dimensions,
+            first.strides,
+        )
+        if view.source == pieces[i] or not same or view.offset != i * step or step < 0:
+            return False
+    given = graph.nodes[pieces[0]].shape
+    joined = _joined(call, computations)
+    if (
+        joined is None
+        or first.element_type != given.element_type
+        or not places.may_read_later(first.source, [*pieces, call.local])
+        or graph.nodes[call.local].control_predecessor_ids
+    ):
+        return False
+    user, fused, concatenate, numbers = joined
+    (axis,) = concatenate.dimensions
+    out_steps = strides(concatenate.shape)
+    block = make_block(
+        first.dimensions, first.strides, out_steps, step, given.dimensions[axis] * out_steps[axis]
+    )
+    # The call: one operand, one result.
+    call.is_tuple, call.blocks = False, (block,)
+    results = [_result(call, i) for i in range(len(pieces))]
+    instruction = call.instruction
+    instruction.shape.CopyFrom(concatenate.shape)
+    instruction.operand_ids[:] = [graph.nodes[first.source].id]
+    # The fusion takes it in place of the first part, and no other part.
+    node = graph.nodes[user]
+    node.operand_ids[numbers[0]] = instruction.id
+    for number in sorted(numbers[1:], reverse=True):
+        del node.operand_ids[number]
+    graph.reread(user)
+    for result in results:
+        if result is not None:
+            graph.remove(result)
+    graph.reread(call.local)
+    # Inside it, the concatenate is now a parameter.
+    gone = {o & LOCAL_MASK for o in concatenate.operand_ids}
+    for i in range(len(fused.instructions) - 1, -1, -1):
+        if fused.instructions[i].id & LOCAL_MASK in gone:
+            del fused.instructions[i]
+    for inside in fused.instructions:
+        if inside.opcode == "parameter":
+            inside.parameter_number -= sum(n < inside.parameter_number for n in numbers[1:])
+    for inside in fused.instructions:
+        if inside.opcode == "concatenate" and list(inside.operand_ids) == list(
+            concatenate.operand_ids
+        ):
+            inside.opcode = "parameter"
+            inside.parameter_number = numbers[0] - sum(n < numbers[0] for n in numbers[1:])
+            inside.ClearField("operand_ids")
+            inside.ClearField("dimensions")
+            break
+    return True
+
+
+def absorb(call: Call, module: Any, computations: Mapping[int, Any]) -> int:
+    """Take away what stands alone around a native collective.
+
+    Args:
+        call: the call it becomes; its operands, results and blocks change.
+        module: the module.
+        computations: its computations by id.
+
+    Returns:
+        The number of buffers around which something was taken away.
+    """
+    if call.operation is RAGGED_ALL_TO_ALL:
+        return 0
+    places = _Places(module, call.graph)
+    if call.is_tuple:
+        return int(call.operation is ALL_TO_ALL and _absorb_all_to_all(call, places, computations))
+    return sum(_absorb_buffer(call, i, places, computations) for i in range(len(call.blocks)))
