@@ -15,10 +15,11 @@ import json
 import os
 import statistics
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from strata_jax.tools import bench_client, bench_ops, bench_plan, host, table
+from strata_jax.tools import bench_cases, bench_client, bench_ops, bench_plan, host, table
 
 # Bytes that each core copies to measure the ceiling, and most bytes of all cores together.
 _CEILING_BYTES = 64 << 20
@@ -30,6 +31,7 @@ _CEILING_REPEAT = 3
 _ROUND_S = 0.15
 _LEAST_CALLS = {"call": 3, "chain": 1}
 _MOST_CALLS = 200
+_NOTE_WIDTH = 98
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--mode",
         metavar="MODE",
         help="call: one collective a jit call; "
-        f"chain: {bench_ops.CHAIN_LENGTH} dependent ones in one program, time for one; "
+        f"chain: {bench_cases.CHAIN_LENGTH} dependent ones in one program, time for one; "
         "each operation has its own",
     )
     parser.add_argument(
@@ -126,7 +128,7 @@ class Bench:
         return bench_client.Worker(
             kind,
             num_devices=self._plan.num_devices,
-            x64=bench_ops.ITEM_BYTES[self._plan.dtype] == 8,
+            x64=bench_cases.ITEM_BYTES[self._plan.dtype] == 8,
             xla_flags=flags,
             deadline_s=self._plan.deadline_s,
             ops_file=self._ops_file,
@@ -157,7 +159,8 @@ class Bench:
         self._print(f"# {num_threads} cores, {self._host['cpu']}, kernels for {about['isa']}")
         self._print("# huge pages: " + ", ".join(f"{k} [{v}]" for k, v in modes.items()))
         self._print(
-            f"# ceiling: {self._ceiling_gbps:.2f} GB/s copied with non-temporal stores by all cores"
+            f"# ceiling: {self._ceiling_gbps:.2f} GB/s copied with non-temporal stores by all "
+            "cores; its share counts bytes that must be read and bytes that must be written"
         )
         if self._plan.against != "none":
             self._print("# lax: jax.lax in a process that never loads strata_jax")
@@ -225,7 +228,8 @@ class Bench:
         middles = [statistics.median(r) for r in rounds["ours"]]
         ours = median["ours"]
         algbw = row.size_bytes / ours / 1e9
-        copied = op.copied_bytes(plan.num_devices, row.size_bytes)
+        # A copy reads and writes a byte for each that it counts.
+        copied = op.moved_bytes(plan.num_devices, row.size_bytes) / 2
         data = {
             "op": row.op,
             "dtype": plan.dtype,
@@ -252,6 +256,8 @@ class Bench:
         self._print("")
         self._print(f"{row.op}, {plan.dtype}, {plan.num_devices} devices, {row.mode}: {op.about}")
         self._print(f"  size: {op.size_rule}; busbw = algbw * {op.busbw_rule}")
+        if op.note:
+            self._print(textwrap.indent(textwrap.fill(op.note, _NOTE_WIDTH), "  "))
         if row.mode == "chain":
             self._print(f"  {op.chain_length} dependent ones in one program, time for one")
         if op.xla_flags:

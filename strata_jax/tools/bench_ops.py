@@ -2,88 +2,22 @@
 """The table of operations that `strata-jax bench` can measure.
 
 An entry says how an operation is built, how its size is counted, its bus bandwidth factor and the
-bytes it has to move. This file is loaded by its path in the baseline's processes, so it imports
-nothing of strata_jax; the operations come from the `collectives` a worker hands in, which is
-`strata_jax` in ours and `jax.lax` in a baseline. JAX is imported when an operation is built.
+bytes it has to read and write. The operations come from the `collectives` a worker hands in, which
+is `strata_jax` in ours and `jax.lax` in a baseline.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+from . import bench_cases as cases  # relative: see there
+from . import bench_links as links
+from . import bench_programs as programs
 
 KIB = 1024
 MIB = 1024 * KIB
-
-# Collectives in one program of mode `chain`; the time of a row is that of one of them.
-CHAIN_LENGTH = 50
-# Width of the matrix in psum_matmul, and so of the rows that its buffer is seen as.
-MATMUL_WIDTH = 128
-NUM_GRADIENTS = 100
-# Steps of the gradients' chain: fewer, as each is 100 collectives to compile when not combined.
-GRADIENTS_CHAIN_LENGTH = 5
-SEED = 20260729
-
-ITEM_BYTES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-}
-FLOATS = ("float32", "float64", "float16", "bfloat16")
-# Error allowed for one reduction, relative to numpy in float64: a few units in the last place.
-TOLERANCE = {"float32": 2e-6, "float64": 1e-14, "float16": 4e-3, "bfloat16": 3e-2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What one row of the benchmark asks to be built.
-
-    Attributes:
-        collectives: module that has `psum` and the rest.
-        num_devices: devices the program runs on.
-        size_bytes: size of the row, counted as the entry's `size_rule` says.
-        dtype: name of the element type.
-        mode: "call" or "chain".
-    """
-
-    collectives: Any
-    num_devices: int
-    size_bytes: int
-    dtype: str
-    mode: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A compiled-on-first-use program, its inputs and its right answers.
-
-    Attributes:
-        function: jitted function of `inputs`.
-        inputs: arrays, sharded over the devices.
-        expected: for each output leaf, for each device, what its shard must hold.
-        tolerance: error allowed, relative to the larger of `scale` and the value; 0 for bits.
-        scale: size of the numbers that are summed.
-    """
-
-    function: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    expected: list[list[np.ndarray]]
-    tolerance: float
-    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,281 +29,163 @@ class Op:
         build: makes the case of a request; runs in a worker.
         size_rule: how the size of a row is counted.
         busbw_rule: the bus bandwidth factor as text.
-        busbw_factor: the factor for a number of devices.
-        copied_bytes: payload bytes that have to be read and written once, from (devices, size).
+        busbw_factor: the factor for a number of devices. It turns the algbw of this table's size
+            into the bus bandwidth that nccl-tests would report, whose sizes may be others.
+        read_bytes: payload bytes that have to be read, by all devices together, each once, from
+            (devices, size).
+        written_bytes: the same of bytes to write. `moved_bytes` of both make the ceiling.
+        note: what a reader of the numbers should know besides, in one line: the work between the
+            operations of a chain, what the baseline is.
         modes: modes that make sense, the default first.
         chain_length: operations in one program of mode `chain`.
         dtypes: element types it takes.
-        default_sizes: sizes of the rows when none are asked for.
-        unit_bytes: a size must be a multiple of it, from the bytes of an element.
-        smallest_bytes: the smallest size, from the bytes of an element.
+        default_sizes: sizes of the rows when none are asked for, rounded up to `unit_bytes`.
+        unit_bytes: a size must be a multiple of it, from (bytes of an element, devices).
+        smallest_bytes: the smallest size, from the same; None for `unit_bytes`.
         least_devices: fewest devices it makes sense with.
         xla_flags: flags for every process that measures this operation.
     """
 
     about: str
-    build: Callable[[Request], Case]
+    build: Callable[[cases.Request], cases.Case]
     size_rule: str
     busbw_rule: str = "2(n-1)/n"
     busbw_factor: Callable[[int], float] = lambda n: 2 * (n - 1) / n
-    copied_bytes: Callable[[int, int], int] = lambda n, size: n * size
+    read_bytes: Callable[[int, int], int] = lambda n, size: n * size
+    written_bytes: Callable[[int, int], int] = lambda n, size: n * size
+    note: str = ""
     modes: tuple[str, ...] = ("call", "chain")
-    chain_length: int = CHAIN_LENGTH
-    dtypes: tuple[str, ...] = tuple(ITEM_BYTES)
+    chain_length: int = cases.CHAIN_LENGTH
+    dtypes: tuple[str, ...] = tuple(cases.ITEM_BYTES)
     default_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-    unit_bytes: Callable[[int], int] = lambda item_bytes: item_bytes
-    smallest_bytes: Callable[[int], int] = lambda item_bytes: item_bytes
+    unit_bytes: Callable[[int, int], int] = lambda item_bytes, n: item_bytes
+    smallest_bytes: Callable[[int, int], int] | None = None
     least_devices: int = 2
     xla_flags: str = ""
 
-
-def _jnp_dtype(name: str) -> np.dtype[Any]:
-    import jax.numpy as jnp  # gives numpy the name bfloat16
-
-    dtype: np.dtype[Any] = np.dtype(getattr(jnp, name))
-    return dtype
-
-
-def _random_rows(num_rows: int, shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
-    """One host array for each device, with sums that stay inside an integer's range."""
-    kind = _jnp_dtype(dtype)
-    rows = []
-    for row in range(num_rows):
-        generator = np.random.default_rng((SEED, row, *shape))
-        if dtype in FLOATS:
-            values = generator.uniform(-1, 1, shape).astype(kind)
-        else:
-            high = max(1, min(1000, np.iinfo(kind).max // (2 * num_rows)))
-            low = 0 if np.iinfo(kind).min == 0 else -high
-            values = generator.integers(low, high, shape, endpoint=True).astype(kind)
-        rows.append(values)
-    return rows
-
-
-def _mesh(num_devices: int) -> Any:
-    import jax
-
-    return jax.sharding.Mesh(np.array(jax.devices()[:num_devices]), ("x",))
-
-
-def _shard(mesh: Any, rows: Sequence[np.ndarray]) -> Any:
-    """Put row i on device i, as one array of shape [devices * rows, ...]."""
-    import jax
-    import jax.numpy as jnp
-
-    shape = (len(rows) * rows[0].shape[0], *rows[0].shape[1:])
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    pieces = [jax.device_put(r, d) for r, d in zip(rows, mesh.devices.flat, strict=True)]
-    array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
-    # device_put may alias numpy's memory; a program's own arrays come from XLA's allocator.
-    return jax.block_until_ready(jax.jit(jnp.copy)(array))
-
-
-def _jit_per_device(mesh: Any, body: Callable[..., Any], num_inputs: int, out_axis: bool) -> Any:
-    """Jit `body` over the shards; `out_axis` says that each device's result is its own."""
-    import jax
-
-    spec: Any = jax.sharding.PartitionSpec
-    # check_vma=False: a chain feeds a psum's replicated result to the next psum as it is.
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(spec("x"),) * num_inputs,
-        out_specs=spec("x") if out_axis else spec(),
-        check_vma=False,
-    )
-    return jax.jit(mapped)
-
-
-def _wide(rows: Sequence[np.ndarray], dtype: str) -> list[np.ndarray]:
-    return [r.astype(np.float64 if dtype in FLOATS else r.dtype) for r in rows]
-
-
-def _sum_of(rows: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    total = np.zeros_like(rows[0], np.float64 if dtype in FLOATS else rows[0].dtype)
-    for row in rows:
-        total += row.astype(total.dtype)
-    return total
-
-
-def _tolerance(request: Request, *, num_roundings: int = 1) -> float:
-    if request.dtype not in FLOATS:
-        return 0.0
-    return TOLERANCE[request.dtype] * request.num_devices * num_roundings
-
-
-def _build_reduce(name: str) -> Callable[[Request], Case]:
-    """Make the builder of an all-reduce: psum, pmean, pmax or pmin."""
-
-    def build(request: Request) -> Case:
-        n, dtype = request.num_devices, request.dtype
-        reduce = getattr(request.collectives, name)
-        chained = request.mode == "chain"
-
-        def rescale(a: Any) -> Any:
-            """Keep the values of a chain of sums bounded."""
-            if name != "psum":
-                return a
-            return a * (1 / n) if dtype in FLOATS else a // n
-
-        def body(a: Any) -> Any:
-            if not chained:
-                return reduce(a, "x")
-            for _ in range(CHAIN_LENGTH):
-                a = rescale(reduce(a, "x"))
-            return a
-
-        mesh = _mesh(n)
-        rows = _random_rows(n, (request.size_bytes // ITEM_BYTES[dtype],), dtype)
-        if name in ("pmax", "pmin"):
-            pick = np.maximum if name == "pmax" else np.minimum
-            answer = _wide([pick.reduce(rows)], dtype)[0]
-        else:
-            answer = _sum_of(rows, dtype)
-            if name == "pmean":
-                answer = answer / n
-            elif chained:
-                # After the first step all devices hold the mean, which later steps keep.
-                answer = answer / n if dtype in FLOATS else answer // n
-        # Scaling by 1/n is exact where n is a power of two, and rounds at each step elsewhere.
-        rounds = CHAIN_LENGTH if chained and n & (n - 1) else 1
-        return Case(
-            function=_jit_per_device(mesh, body, 1, out_axis=chained),
-            inputs=(_shard(mesh, rows),),
-            expected=[[answer] * n],
-            tolerance=_tolerance(request, num_roundings=rounds),
+    def moved_bytes(self, num_devices: int, size_bytes: int) -> int:
+        """Return the least bytes that are read and written, both counted."""
+        return self.read_bytes(num_devices, size_bytes) + self.written_bytes(
+            num_devices, size_bytes
         )
-
-    return build
-
-
-def _build_add_one(request: Request) -> Case:
-    n, dtype = request.num_devices, request.dtype
-    mesh = _mesh(n)
-    rows = _random_rows(n, (request.size_bytes // ITEM_BYTES[dtype],), dtype)
-    return Case(
-        function=_jit_per_device(mesh, lambda a: a + 1, 1, out_axis=True),
-        inputs=(_shard(mesh, rows),),
-        expected=[[row + row.dtype.type(1) for row in _wide(rows, dtype)]],
-        tolerance=_tolerance(request),
-    )
-
-
-def _build_psum_matmul(request: Request) -> Case:
-    n, width = request.num_devices, MATMUL_WIDTH
-    psum = request.collectives.psum
-    # An orthogonal matrix keeps the length of every row over the whole chain.
-    matrix = np.linalg.qr(np.random.default_rng(SEED).normal(size=(width, width)))[0]
-    matrix = matrix.astype(np.float32)
-
-    def body(a: Any, w: Any) -> Any:
-        for _ in range(CHAIN_LENGTH):
-            a = psum(a @ w, "x") * (1 / n)
-        return a
-
-    mesh = _mesh(n)
-    rows = _random_rows(n, (request.size_bytes // (4 * width), width), request.dtype)
-    # After the first step all devices hold the same, so the rest is one product of matrices.
-    mean = _sum_of(rows, request.dtype) / n
-    answer = mean @ np.linalg.matrix_power(matrix.astype(np.float64), CHAIN_LENGTH)
-    return Case(
-        function=_jit_per_device(mesh, body, 2, out_axis=True),
-        inputs=(_shard(mesh, rows), _shard(mesh, [matrix] * n)),
-        expected=[[answer] * n],
-        tolerance=_tolerance(request, num_roundings=CHAIN_LENGTH),
-    )
-
-
-def gradient_shapes(num_elements: int) -> list[tuple[int, ...]]:
-    """Return the shapes of NUM_GRADIENTS small parameters that add up to `num_elements`."""
-    weights = [1 + (37 * i) % 23 for i in range(NUM_GRADIENTS)]
-    spare = num_elements - NUM_GRADIENTS
-    counts = [1 + spare * weight // sum(weights) for weight in weights]
-    counts[-1] += num_elements - sum(counts)
-    # Every second one is a matrix where its length allows, as weights and biases alternate.
-    return [
-        (16, count // 16) if i % 2 == 0 and count % 16 == 0 else (count,)
-        for i, count in enumerate(counts)
-    ]
-
-
-def _build_gradients(request: Request) -> Case:
-    import jax.numpy as jnp
-
-    n, dtype = request.num_devices, request.dtype
-    psum = request.collectives.psum
-    num_elements = request.size_bytes // ITEM_BYTES[dtype]
-    num_steps = GRADIENTS_CHAIN_LENGTH if request.mode == "chain" else 1
-    shapes = gradient_shapes(num_elements)
-    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
-
-    def body(flat: Any) -> Any:
-        # As in a training step, the gradients begin and end inside the program; passing 100
-        # arrays in and out of it would cost more than the collective that is measured.
-        pieces = jnp.split(flat, ends[:-1])
-        tree = [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-        for _ in range(num_steps):
-            tree = psum(tree, "x")
-        return jnp.concatenate([leaf.ravel() for leaf in tree])
-
-    mesh = _mesh(n)
-    rows = _random_rows(n, (num_elements,), dtype)
-    # Nothing scales the sums down between the steps, so that collectives alone are timed.
-    growth = float(n) ** (num_steps - 1)
-    return Case(
-        function=_jit_per_device(mesh, body, 1, out_axis=False),
-        inputs=(_shard(mesh, rows),),
-        expected=[[_sum_of(rows, dtype) * growth] * n],
-        tolerance=_tolerance(request, num_roundings=num_steps),
-        scale=growth,
-    )
-
-
-def count_wrong(result: Any, case: Case) -> int:
-    """Count the elements of `result` that differ from the right answer, on every device."""
-    import jax
-
-    wrong = 0
-    for leaf, answers in zip(jax.tree.leaves(result), case.expected, strict=True):
-        shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-        for shard, answer in zip(shards, answers, strict=True):
-            got = np.asarray(shard.data)
-            if case.tolerance:
-                error = np.abs(got.astype(np.float64) - answer)
-                # Written so that a NaN counts as wrong.
-                right = error <= case.tolerance * np.maximum(case.scale, np.abs(answer))
-            else:
-                right = got == answer
-            wrong += right.size - int(np.count_nonzero(right))
-    return wrong
 
 
 _PER_DEVICE = "bytes of the buffer on each device (nccl-tests' rule for all_reduce)"
-_GRADIENTS = f"bytes of all {NUM_GRADIENTS} parameters together, on each device"
+_OPERAND = "bytes of the operand on each device"
+_MATRIX = f"{_OPERAND}, rows of {links.ROW_WIDTH} elements"
+_GRADIENTS = f"bytes of all {programs.NUM_GRADIENTS} parameters together, on each device"
+
+
+def _reduce(about: str, name: str, **changes: Any) -> Op:
+    return Op(about, links.builder(links.reduce(name)), _PER_DEVICE, **changes)
+
+
+def _part(about: str, link_of: Callable[[cases.Request], links.Link], **changes: Any) -> Op:
+    """Return the entry of an operation of which a share of (n-1)/n crosses devices."""
+    entry: dict[str, Any] = {
+        "size_rule": _MATRIX,
+        "busbw_rule": "(n-1)/n",
+        "unit_bytes": lambda item_bytes, n: links.ROW_WIDTH * item_bytes * n,
+    }
+    return Op(
+        about,
+        links.builder(link_of),
+        busbw_factor=lambda n: (n - 1) / n,
+        **(entry | changes),
+    )
+
+
+def _whole(about: str, link_of: Callable[[cases.Request], links.Link], **changes: Any) -> Op:
+    """Return the entry of an operation that moves whole operands."""
+    return Op(
+        about,
+        links.builder(link_of),
+        _OPERAND,
+        busbw_rule="1",
+        busbw_factor=lambda n: 1.0,
+        **changes,
+    )
 
 
 def _gradients(about: str, **changes: Any) -> Op:
     return Op(
-        about=about,
-        build=_build_gradients,
-        size_rule=_GRADIENTS,
+        about,
+        programs.build_gradients,
+        _GRADIENTS,
         modes=("chain", "call"),
-        chain_length=GRADIENTS_CHAIN_LENGTH,
+        chain_length=programs.GRADIENTS_CHAIN_LENGTH,
         dtypes=("float32", "float64", "bfloat16"),  # the sums of a chain are too large for float16
         default_sizes=(4 * MIB,),
-        smallest_bytes=lambda item_bytes: NUM_GRADIENTS * item_bytes,
+        smallest_bytes=lambda item_bytes, n: programs.NUM_GRADIENTS * item_bytes,
         **changes,
     )
 
 
 OPS: dict[str, Op] = {
-    "psum": Op("sum over the devices", _build_reduce("psum"), _PER_DEVICE),
-    "pmean": Op("mean over the devices", _build_reduce("pmean"), _PER_DEVICE, dtypes=FLOATS),
-    "pmax": Op("maximum over the devices", _build_reduce("pmax"), _PER_DEVICE),
-    "pmin": Op("minimum over the devices", _build_reduce("pmin"), _PER_DEVICE),
+    "psum": _reduce("sum over the devices", "psum"),
+    "pmean": _reduce("mean over the devices", "pmean", dtypes=cases.FLOATS),
+    "pmax": _reduce("maximum over the devices", "pmax"),
+    "pmin": _reduce("minimum over the devices", "pmin"),
+    "all_gather": Op(
+        "concatenation of all devices' shards",
+        links.builder(links.all_gather),
+        "bytes of the shard of each device (nccl-tests' size is n times it)",
+        busbw_rule="(n-1)",
+        busbw_factor=lambda n: n - 1.0,
+        written_bytes=lambda n, size: n * n * size,
+        note="a chain goes on with the next device's shard, sliced out of each result",
+    ),
+    "psum_scatter": _part(
+        "each device's part of the sum over the devices",
+        links.psum_scatter,
+        size_rule=_OPERAND,
+        written_bytes=lambda n, size: size,
+        note="a chain writes each result, divided by n, into its place in the operand",
+        unit_bytes=lambda item_bytes, n: item_bytes * n,
+    ),
+    "all_to_all": _part(
+        "a part of each array to every device, split and concatenated along axis 0",
+        links.all_to_all,
+        note="XLA itself joins the parts that a device receives only at the end of a chain",
+    ),
+    "all_to_all_axis": _part(
+        "a part of each array to every device, split along axis 0, concatenated along axis 1",
+        links.all_to_all_axis,
+        note="a chain reshapes each result to the operand's shape, which moves nothing",
+    ),
+    "ppermute": _whole("shift by one around the ring of devices", links.ppermute),
+    "pbroadcast": _whole(
+        "one device's array to all",
+        links.pbroadcast,
+        read_bytes=lambda n, size: size,
+        note="XLA's CPU compiler has none: the baseline is psum(where(axis_index == source, x, "
+        "0)); a chain takes the devices in turn, and negates each result",
+    ),
+    "ragged_all_to_all": _part(
+        "rows to every device, to one n times as many as to another",
+        links.ragged_all_to_all,
+        busbw_rule="(n-1)/n (nccl-tests' rule for alltoallv)",
+        unit_bytes=lambda item_bytes, n: links.ROW_WIDTH * item_bytes,
+        note="XLA's CPU compiler has none: the baseline is an all_to_all of slices padded to the "
+        "longest, cut out and put in place as dynamic slices; ours has the zeros of `output` to "
+        "make as well, in a chain only once",
+    ),
+    "independent": Op(
+        f"{len(programs.INDEPENDENT)} collectives of different kinds, in one program",
+        programs.build_independent,
+        "bytes of the larger of operand and result of each collective, on each device",
+        busbw_rule="(1 + 7(n-1)/n), the sum of the six",
+        busbw_factor=lambda n: 1 + 7 * (n - 1) / n,
+        read_bytes=lambda n, size: (5 * n + 1) * size,
+        written_bytes=lambda n, size: (5 * n + 1) * size,
+        note=f"{', '.join(programs.INDEPENDENT)}; the time is that of all",
+        chain_length=programs.INDEPENDENT_CHAIN_LENGTH,
+        default_sizes=(4 * MIB,),
+        unit_bytes=lambda item_bytes, n: links.ROW_WIDTH * item_bytes * n,
+    ),
     "add_one": Op(
         "x + 1, no collective: the cost of fresh memory for results",
-        _build_add_one,
+        programs.build_add_one,
         "bytes of the buffer on each device",
         busbw_rule="1, no bytes cross devices",
         busbw_factor=lambda n: 1.0,
@@ -377,19 +193,36 @@ OPS: dict[str, Op] = {
         least_devices=1,
     ),
     "psum_matmul": Op(
-        f"sum over the devices after a float32 product with a {MATMUL_WIDTH}x{MATMUL_WIDTH} "
-        "matrix; the time is that of both",
-        _build_psum_matmul,
-        f"bytes of the buffer on each device, seen as rows of {MATMUL_WIDTH}",
+        f"sum over the devices after a float32 product with a {programs.MATMUL_WIDTH}x"
+        f"{programs.MATMUL_WIDTH} matrix; the time is that of both",
+        programs.build_psum_matmul,
+        f"bytes of the buffer on each device, seen as rows of {programs.MATMUL_WIDTH}",
         modes=("chain",),
         dtypes=("float32",),
         default_sizes=(4 * KIB, 64 * KIB, MIB),
-        unit_bytes=lambda item_bytes: MATMUL_WIDTH * item_bytes,
-        smallest_bytes=lambda item_bytes: MATMUL_WIDTH * item_bytes,
+        unit_bytes=lambda item_bytes, n: programs.MATMUL_WIDTH * item_bytes,
     ),
-    "gradients": _gradients(f"psum of a pytree of {NUM_GRADIENTS} parameters"),
+    "gradients": _gradients(f"psum of a pytree of {programs.NUM_GRADIENTS} parameters"),
     "gradients_uncombined": _gradients(
-        f"psum of a pytree of {NUM_GRADIENTS} parameters, XLA's all-reduce combiner turned off",
+        f"psum of a pytree of {programs.NUM_GRADIENTS} parameters, XLA's all-reduce combiner "
+        "turned off",
         xla_flags="--xla_disable_hlo_passes=cpu-all-reduce-combiner",
+    ),
+    "fsdp": Op(
+        f"training step by plain jit, {programs.NUM_LAYERS} layers, weights divided among devices",
+        programs.build_fsdp,
+        "bytes of all weights together, on all devices together",
+        busbw_rule="2(n-1)/n, one all_gather and one psum_scatter",
+        read_bytes=lambda n, size: (1 + n) * size,
+        written_bytes=lambda n, size: (n + 1) * size,
+        note=f"tanh(x @ w), {programs.BATCH_ROWS} rows a device, SGD; weights are gathered, "
+        "gradients summed and divided, by XLA itself as an all_reduce and slices; arithmetic is in "
+        "the time, not in busbw and ceiling",
+        modes=("call",),
+        dtypes=("float32",),
+        default_sizes=(32 * MIB,),
+        unit_bytes=lambda item_bytes, n: (
+            programs.NUM_LAYERS * programs.layer_width(n) * item_bytes * n
+        ),
     ),
 }

@@ -8,13 +8,14 @@ import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from strata_jax.tools import bench_ops, host, table
+from strata_jax.tools import bench_cases, bench_ops, host, table
 
 MAX_DEVICES = 256
 # Processes that measure, by baseline; ours is the first.
 KINDS = {"lax": ("ours", "lax", "tuned"), "none": ("ours",)}
-# Arrays as large as all devices' buffers that a worker holds at once, with the check's own.
-_ARRAYS_HELD = 4
+# Memory that a worker holds at once, in bytes that the operation reads and writes: the inputs, the
+# result and the one before it, and the check's own arrays.
+_TIMES_HELD = 2
 
 
 class UsageError(Exception):
@@ -61,7 +62,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
             "process only; allowed are --processes 1 and --against lax or none. Use --devices N "
             "to measure N devices in one process."
         )
-    _known(args.dtype, "--dtype", tuple(bench_ops.ITEM_BYTES))
+    _known(args.dtype, "--dtype", tuple(bench_cases.ITEM_BYTES))
     rows = []
     for name in args.ops:
         _known(name, "OP", tuple(bench_ops.OPS))
@@ -86,15 +87,19 @@ def _rows_of(name: str, args: argparse.Namespace, num_devices: int) -> list[RowS
             f"--devices {num_devices}: {name} was asked of {num_devices} device, which has nobody "
             f"to talk to; allowed are {op.least_devices} to {MAX_DEVICES}. Use --devices 2."
         )
-    item_bytes = bench_ops.ITEM_BYTES[args.dtype]
-    unit, least = op.unit_bytes(item_bytes), op.smallest_bytes(item_bytes)
-    sizes = op.default_sizes if args.sizes is None else _sizes(args.sizes)
+    item_bytes = bench_cases.ITEM_BYTES[args.dtype]
+    unit = op.unit_bytes(item_bytes, num_devices)
+    least = op.smallest_bytes(item_bytes, num_devices) if op.smallest_bytes else unit
+    if args.sizes is None:
+        sizes = list(dict.fromkeys(-(-size // unit) * unit for size in op.default_sizes))
+    else:
+        sizes = _sizes(args.sizes)
     for size in sizes:
         if size < least or size % unit:
             raise UsageError(
-                f"--sizes {size}: {name} of {args.dtype} cannot have {size} bytes; allowed are "
-                f"multiples of {unit} from {least} up. Choose {max(least, -(-size // unit) * unit)}"
-                " or another such size."
+                f"--sizes {size}: {name} of {args.dtype} on {num_devices} devices cannot have "
+                f"{size} bytes; allowed are multiples of {unit} from {least} up. Choose "
+                f"{max(least, -(-size // unit) * unit)} or another such size."
             )
     return [RowSpec(name, size, mode) for size in sizes]
 
@@ -134,9 +139,12 @@ def _sizes(text: str) -> list[int]:
 
 
 def _check_memory(plan: Plan) -> None:
-    largest = max(row.size_bytes for row in plan.rows)
     num_workers = len(KINDS[plan.against])
-    needed = largest * plan.num_devices * _ARRAYS_HELD * num_workers
+    needed, largest = max(
+        (bench_ops.OPS[row.op].moved_bytes(plan.num_devices, row.size_bytes), row.size_bytes)
+        for row in plan.rows
+    )
+    needed *= _TIMES_HELD * num_workers
     _, available = host.memory_bytes()
     available = min(available, host.cgroup_limit_bytes() or available)
     if available and needed > available:

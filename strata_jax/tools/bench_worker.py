@@ -9,10 +9,11 @@ which is why this file and the table of operations are loaded by path and import
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
+import pathlib
 import sys
 import time
 import traceback
@@ -23,15 +24,19 @@ from typing import Any, TextIO
 _WARMUP_S = 0.005
 
 
-def _load(path: str) -> ModuleType:
-    """Import a file by its path, without the package around it."""
-    spec = importlib.util.spec_from_file_location("bench_ops_of_worker", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"bench_worker: cannot load {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def load(ops_file: str) -> tuple[ModuleType, ModuleType]:
+    """Import bench_cases.py and the table of operations without the package around them.
+
+    Both, and what they import relatively, become parts of a package made here: its files are those
+    beside the table and beside this file.
+    """
+    path = pathlib.Path(ops_file)
+    package = ModuleType("bench_files")
+    package.__path__ = [str(path.parent), str(pathlib.Path(__file__).parent)]
+    sys.modules[package.__name__] = package
+    names = ("bench_cases", path.stem)
+    cases, ops = (importlib.import_module(f"{package.__name__}.{name}") for name in names)
+    return cases, ops
 
 
 class Worker:
@@ -43,7 +48,7 @@ class Worker:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", args.devices)
         jax.config.update("jax_enable_x64", args.x64)
-        self._ops = _load(args.ops_file)
+        self._cases, self._ops = load(args.ops_file)
         self._ours = args.kind == "ours"
         if self._ours:
             sys.path.insert(0, args.package_root)
@@ -89,14 +94,14 @@ class Worker:
 
     def prepare(self, op: str, size_bytes: int, dtype: str, mode: str) -> dict[str, Any]:
         """Build and compile one case and check its answer."""
-        request = self._ops.Request(self._collectives, self._devices, size_bytes, dtype, mode)
+        request = self._cases.Request(self._collectives, self._devices, size_bytes, dtype, mode)
         self._case = self._ops.OPS[op].build(request)
         self._run()
         return self.check()
 
     def check(self) -> dict[str, Any]:
         """Count the wrong elements of the last result."""
-        return {"wrong": self._ops.count_wrong(self._result, self._case)}
+        return {"wrong": self._cases.count_wrong(self._result, self._case)}
 
     def measure(self, seconds: float, least: int, most: int) -> dict[str, Any]:
         """Time calls for about `seconds`, between `least` and `most` of them, in seconds."""

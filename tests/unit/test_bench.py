@@ -16,7 +16,17 @@ import types
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from strata_jax.tools import bench, bench_client, bench_ops, main, table
+from strata_jax.tools import (
+    bench,
+    bench_cases,
+    bench_client,
+    bench_links,
+    bench_ops,
+    bench_plan,
+    bench_programs,
+    main,
+    table,
+)
 
 # The contract of the JSON file.
 ROW_KEYS = (
@@ -28,12 +38,8 @@ PREPARE = {"op": "psum", "size_bytes": 4096, "dtype": "float32", "mode": "call"}
 
 # A table of operations whose psum is replaced by what a test puts in.
 OPS_TEMPLATE = """
-import dataclasses, importlib.util, os, sys, time
-spec = importlib.util.spec_from_file_location("real_ops", {ops_file!r})
-real = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = real
-spec.loader.exec_module(real)
-Request, count_wrong = real.Request, real.count_wrong
+import dataclasses, os, sys, time
+from . import bench_ops as real
 
 def build(request):
     {body}
@@ -41,6 +47,16 @@ def build(request):
 OPS = dict(real.OPS)
 OPS["psum"] = dataclasses.replace(OPS["psum"], build=build)
 """
+
+
+# Operations whose chains compute, other than what all dtypes do alike.
+ARITHMETIC_CHAINS = ("psum", "pmean", "psum_scatter", "independent")
+
+
+def size_near(op: bench_ops.Op, size_bytes: int, dtype: str, num_devices: int) -> int:
+    """Return a size that the operation can have."""
+    unit = op.unit_bytes(bench_cases.ITEM_BYTES[dtype], num_devices)
+    return max(size_bytes // unit, 1) * unit
 
 
 def run(*argv: str, ops_file: str | None = None) -> tuple[int, str, str]:
@@ -62,7 +78,7 @@ class TemporaryFolderTest(parameterized.TestCase):
     def ops_file(self, body: str) -> str:
         path = self.folder / "ops.py"
         body = textwrap.indent(textwrap.dedent(body).strip(), "    ").strip()
-        path.write_text(OPS_TEMPLATE.format(ops_file=str(bench_client.OPS_FILE), body=body))
+        path.write_text(OPS_TEMPLATE.format(body=body))
         return str(path)
 
 
@@ -107,17 +123,21 @@ class RealRunTest(TemporaryFolderTest):
 
     def test_chain_without_baseline_has_none_of_its_numbers(self):
         path = self.folder / "rows.json"
-        argv = ["psum", "--mode", "chain", "--dtype", "float64", "--sizes", "4K,64K"]
+        argv = ["psum", "all_gather", "--mode", "chain", "--dtype", "float64", "--sizes", "4K"]
         argv += ["--devices", "3", "--against", "none", "--repeat", "1", "--json", str(path)]
-        status, _, err = run(*argv)
+        status, out, err = run(*argv)
         self.assertEqual(status, 0, err)
-        rows = json.loads(path.read_text())["rows"]
-        self.assertLen(rows, 2)
-        for row in rows:
+        content = json.loads(path.read_text())
+        self.assertEqual([row["op"] for row in content["rows"]], ["psum", "all_gather"])
+        # Bus bandwidth by algbw, and bytes copied by the size: all_gather reads 3 shards, writes 9.
+        for row, factor, copied in zip(content["rows"], (4 / 3, 2), (3, 6), strict=True):
             self.assertEqual((row["mode"], row["wrong"]), ("chain", 0))
             for key in ("baseline", "speedup", "tuned_median_us", "tuned_speedup"):
                 self.assertIsNone(row[key])
-            self.assertAlmostEqual(row["busbw_gbps"], row["algbw_gbps"] * 4 / 3)
+            self.assertAlmostEqual(row["busbw_gbps"], row["algbw_gbps"] * factor)
+            least_s = copied * 4096 / (content["ceiling_gbps"] * 1e9)
+            self.assertAlmostEqual(row["ceiling_share"], least_s / (row["median_us"] / 1e6))
+        self.assertIn(f"\n  {bench_ops.OPS['all_gather'].note}\n", out)
 
     def test_wrong_answer_fails(self):
         ops_file = self.ops_file(
@@ -182,9 +202,18 @@ class WorkerTest(TemporaryFolderTest):
             for dtype, mode in itertools.product(sorted(dtypes), op.modes):
                 if name.startswith("gradients") and (dtype, mode) != ("float32", "call"):
                     continue  # one of them is enough: hundreds of collectives to compile
+                if mode == "chain" and dtype != "float32" and name not in ARITHMETIC_CHAINS:
+                    continue  # moves bytes as in float32
                 with self.subTest(op=name, dtype=dtype, mode=mode):
-                    case = {"op": name, "size_bytes": 8192, "dtype": dtype, "mode": mode}
+                    case = {"op": name, "size_bytes": size_near(op, 8192, dtype, 3)}
+                    case |= {"dtype": dtype, "mode": mode}
                     self.assertEqual(worker.ask("prepare", **case), {"wrong": 0})
+
+    @parameterized.parameters("pbroadcast", "ragged_all_to_all")
+    def test_baseline_does_what_lax_lacks(self, name):
+        case = {"op": name, "size_bytes": 2048, "dtype": "float32", "mode": "chain"}
+        worker = self.worker("lax", num_devices=3)
+        self.assertEqual(worker.ask("prepare", **case), {"wrong": 0})
 
     def test_baseline_that_loads_strata_jax_is_refused(self):
         body = "sys.path.insert(0, {!r}); import strata_jax; return real.OPS['psum'].build(request)"
@@ -196,8 +225,8 @@ class WorkerTest(TemporaryFolderTest):
 
 
 class CountWrongTest(parameterized.TestCase):
-    def case(self, answer: np.ndarray, tolerance: float) -> bench_ops.Case:
-        return bench_ops.Case(lambda: None, (), [[answer, answer]], tolerance)
+    def case(self, answer: np.ndarray, tolerance: float) -> bench_cases.Case:
+        return bench_cases.Case(lambda: None, (), [[answer, answer]], tolerance)
 
     def result(self, *shards: np.ndarray) -> types.SimpleNamespace:
         shards = [
@@ -210,29 +239,74 @@ class CountWrongTest(parameterized.TestCase):
         right = np.arange(4.0)
         wrong = np.array([0, 1, 2, 4.0])
         case = self.case(right, 1e-6)
-        self.assertEqual(bench_ops.count_wrong(self.result(right, right), case), 0)
-        self.assertEqual(bench_ops.count_wrong(self.result(right, wrong), case), 1)
+        self.assertEqual(bench_cases.count_wrong(self.result(right, right), case), 0)
+        self.assertEqual(bench_cases.count_wrong(self.result(right, wrong), case), 1)
 
     def test_nan_is_wrong(self):
         case = self.case(np.zeros(2), 1e-6)
         nan = np.array([0, math.nan])
-        self.assertEqual(bench_ops.count_wrong(self.result(nan, nan), case), 2)
+        self.assertEqual(bench_cases.count_wrong(self.result(nan, nan), case), 2)
 
     def test_integers_are_compared_by_bits(self):
         big = np.array([1 << 24, (1 << 24) + 1], np.int32)
-        self.assertEqual(bench_ops.count_wrong(self.result(big, big - 1), self.case(big, 0)), 2)
+        self.assertEqual(bench_cases.count_wrong(self.result(big, big - 1), self.case(big, 0)), 2)
+
+
+class OpsTest(parameterized.TestCase):
+    # Shares of the size on 4 devices. Bus bandwidth is nccl-tests', whose size of an all-gather is
+    # that of a result.
+    @parameterized.parameters(
+        ("psum", 4, 4, 3 / 2), ("pmean", 4, 4, 3 / 2), ("pmax", 4, 4, 3 / 2),
+        ("all_gather", 4, 16, 4 * 3 / 4), ("psum_scatter", 4, 1, 3 / 4),
+        ("all_to_all", 4, 4, 3 / 4), ("all_to_all_axis", 4, 4, 3 / 4), ("ppermute", 4, 4, 1),
+        ("pbroadcast", 1, 4, 1), ("ragged_all_to_all", 4, 4, 3 / 4), ("add_one", 4, 4, 1),
+        # Of an all-gather whose result has the size, and of weights that all devices share.
+        ("independent", 4 + 4 + 1 + 4 + 4 + 4, 4 + 4 + 4 + 1 + 4 + 4, 2 * 3 / 2 + 3 * 3 / 4 + 1),
+        ("fsdp", 1 + 4, 4 + 1, 2 * 3 / 4),
+    )  # fmt: skip
+    def test_bytes_and_bus_bandwidth(self, name, read, written, factor):
+        op = bench_ops.OPS[name]
+        self.assertEqual(op.read_bytes(4, 1 << 20), read << 20)
+        self.assertEqual(op.written_bytes(4, 1 << 20), written << 20)
+        self.assertEqual(op.moved_bytes(4, 1 << 20), read + written << 20)
+        self.assertAlmostEqual(op.busbw_factor(4), factor)
+
+    def test_size_that_cannot_be_divided_is_refused(self):
+        status, _, err = run("all_to_all", "--devices", "3", "--sizes", "4K")
+        self.assertEqual(status, 2)
+        self.assertIn("multiples of 1536 from 1536 up. Choose 4608", err)
+
+    @parameterized.parameters(2, 3, 7)
+    def test_own_sizes_are_rounded_up(self, num_devices):
+        argv = ["bench", "all_to_all", "psum_scatter", "--devices", str(num_devices)]
+        rows = bench_plan.make_plan(main.make_parser().parse_args(argv)).rows
+        self.assertLen(rows, 10)
+        for row in rows:
+            op = bench_ops.OPS[row.op]
+            unit = op.unit_bytes(4, num_devices)
+            self.assertEqual(row.size_bytes % unit, 0)
+            self.assertIn(True, [0 <= row.size_bytes - size < unit for size in op.default_sizes])
+
+    @parameterized.parameters((1, 2), (8, 8), (1000, 3), (131072, 8))
+    def test_ragged_counts_use_all_rows(self, num_rows, num_devices):
+        counts = bench_links.ragged_counts(num_rows, num_devices)
+        self.assertEqual(counts.sum(axis=0).tolist(), [num_rows] * num_devices)
+        self.assertEqual(counts.sum(axis=1).tolist(), [num_rows] * num_devices)
+        self.assertGreaterEqual(counts.min(), 0)
+        if num_rows >= num_devices**2:
+            self.assertAlmostEqual(counts.max() / counts.min(), num_devices, delta=0.1)
 
 
 class PiecesTest(parameterized.TestCase):
     @parameterized.parameters(1 << 20, 100, 101, 12345)
     def test_gradient_shapes_add_up(self, num_elements):
-        shapes = bench_ops.gradient_shapes(num_elements)
-        self.assertLen(shapes, bench_ops.NUM_GRADIENTS)
+        shapes = bench_programs.gradient_shapes(num_elements)
+        self.assertLen(shapes, bench_programs.NUM_GRADIENTS)
         self.assertEqual(sum(map(math.prod, shapes)), num_elements)
         self.assertGreater(min(map(math.prod, shapes)), 0)
 
     def test_gradient_shapes_differ(self):
-        self.assertGreater(len(set(bench_ops.gradient_shapes(1 << 20))), 10)
+        self.assertGreater(len(set(bench_programs.gradient_shapes(1 << 20))), 10)
 
     def test_percentile(self):
         self.assertEqual(bench.percentile(range(1, 101), 0.99), 99)
