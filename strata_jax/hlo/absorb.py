@@ -15,6 +15,7 @@ than the copy before it did, and writes earlier than the copy after it, so it mu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from strata_jax.hlo.operations import ALL_TO_ALL, RAGGED_ALL_TO_ALL
 from strata_jax.hlo.views import WIDENED, View, view_of, whole
 
 # Rows shorter than this are moved slower than by XLA's copy and a long row each.
-_LEAST_RUN_BYTES = 64
+_LEAST_RUN_BYTES = 16
 
 _HANDS_ON = frozenset("call conditional tuple while".split())
 
@@ -169,39 +170,54 @@ def _rewire(call: Call, index: int, start: View, end: Any, after: int | None) ->
     graph.remove(after)
 
 
-def _joined(call: Call, computations: Mapping[int, Any]) -> tuple[int, Any, Any, list[int]] | None:
-    """Return where the results of a tuple all-to-all are joined.
+def _only_user_of(graph: Graph, results: Sequence[int | None]) -> int | None:
+    """Return the instruction that alone reads all of some instructions, each once."""
+    users = {None if result is None else graph.only_user(result) for result in results}
+    (user,) = users if len(users) == 1 else (None,)
+    if user is None or any(graph.operands(user).count(r) != 1 for r in results if r is not None):
+        return None
+    return user
 
-    Returns:
-        The fusion that is their only user, its computation, the concatenate in it that is their
-        only use there, and the numbers of the fusion's operands that they are; None if there is no
-        such place.
+
+def _concatenate_inside(
+    fused: Any, numbers: Sequence[int]
+) -> tuple[Any, list[Any]] | tuple[None, None]:
+    """Return what joins some parameters of a fused computation, and those, if nothing else does.
+
+    Args:
+        fused: the computation.
+        numbers: numbers of the parameters in the order in which they have to be joined.
     """
-    graph = call.graph
-    results = [_result(call, i) for i in range(len(call.shapes))]
-    users = {graph.only_user(result) for result in results if result is not None}
-    if None in results or len(users) != 1:
-        return None
-    (user,) = users
-    if user is None or graph.opcodes[user] != "fusion":
-        return None
-    if graph.nodes[user].fusion_kind == "kCustom":  # compiled by a library, which may know its form
-        return None
-    operands = graph.operands(user)
-    if any(operands.count(result) != 1 for result in results if result is not None):
-        return None
-    fused = computations[graph.nodes[user].called_computation_ids[0]]
-    numbers = [operands.index(result) for result in results if result is not None]
-    parameters = {
-        i.parameter_number: i.id & LOCAL_MASK for i in fused.instructions if i.opcode == "parameter"
-    }
-    ours = [parameters[number] for number in numbers]
-    readers = [i for i in fused.instructions if {o & LOCAL_MASK for o in i.operand_ids} & set(ours)]
+    by_number = {i.parameter_number: i for i in fused.instructions if i.opcode == "parameter"}
+    parameters = [by_number[number] for number in numbers]
+    locals_ = [i.id & LOCAL_MASK for i in parameters]
+    readers = [
+        i for i in fused.instructions if any(o & LOCAL_MASK in locals_ for o in i.operand_ids)
+    ]
     if len(readers) != 1 or readers[0].opcode != "concatenate":
-        return None
-    if [o & LOCAL_MASK for o in readers[0].operand_ids] != ours:
-        return None
-    return user, fused, readers[0], numbers
+        return None, None
+    if [o & LOCAL_MASK for o in readers[0].operand_ids] != locals_:
+        return None, None
+    return readers[0], parameters
+
+
+def _take_joined(fused: Any, concatenate: Any, parameters: Sequence[Any]) -> None:
+    """Make the concatenate in a fused computation its first part's parameter, and drop the rest."""
+    numbers = [parameter.parameter_number for parameter in parameters]
+    gone = {parameter.id for parameter in parameters}
+    joined = concatenate.id
+    for index in range(len(fused.instructions) - 1, -1, -1):
+        if fused.instructions[index].id in gone:
+            del fused.instructions[index]
+    for instruction in fused.instructions:
+        if instruction.id == joined:
+            instruction.opcode, instruction.parameter_number = "parameter", numbers[0]
+            instruction.ClearField("operand_ids")
+            instruction.ClearField("dimensions")
+    for instruction in fused.instructions:
+        if instruction.opcode == "parameter":
+            number = instruction.parameter_number
+            instruction.parameter_number -= sum(n < number for n in numbers[1:])
 
 
 def _absorb_all_to_all(call: Call, places: _Places, computations: Mapping[int, Any]) -> bool:
@@ -209,64 +225,56 @@ def _absorb_all_to_all(call: Call, places: _Places, computations: Mapping[int, A
     graph = call.graph
     pieces = graph.operands(call.local)
     views = [view_of(graph.nodes, piece, computations) for piece in pieces]
-    first = views[0]
+    first, given = views[0], graph.nodes[pieces[0]].shape
     step = views[1].offset - first.offset if len(views) > 1 else 0
     for i, view in enumerate(views):
-        same = (view.source, view.dimensions, view.strides) == (
-            first.source,
-            first.dimensions,
-            first.strides,
-        )
-        if view.source == pieces[i] or not same or view.offset != i * step or step < 0:
+        at = dataclasses.replace(first, offset=i * step)
+        if view != at or view.source == pieces[i] or step < 0:
             return False
-    given = graph.nodes[pieces[0]].shape
-    joined = _joined(call, computations)
-    if (
-        joined is None
-        or first.element_type != given.element_type
-        or not places.may_read_later(first.source, [*pieces, call.local])
-        or graph.nodes[call.local].control_predecessor_ids
-    ):
+    if first.element_type != given.element_type or call.instruction.control_predecessor_ids:
         return False
-    user, fused, concatenate, numbers = joined
+    if not places.may_read_later(first.source, [*pieces, call.local]):
+        return False
+
+    results = [_result(call, i) for i in range(len(pieces))]
+    user = _only_user_of(graph, results)
+    if user is None or graph.root == call.local:
+        return False
+    node = graph.nodes[user]
+    fused = parameters = None
+    concatenate = node
+    if node.opcode == "fusion" and node.fusion_kind != "kCustom":  # those a library compiles
+        numbers = [graph.operands(user).index(result) for result in results if result is not None]
+        fused = computations[node.called_computation_ids[0]]
+        concatenate, parameters = _concatenate_inside(fused, numbers)
+    elif node.opcode != "concatenate" or graph.operands(user) != results:
+        return False
+    elif graph.has_control_edges(user) or not places.may_write_earlier(user):
+        return False
+    if concatenate is None:
+        return False
+
     (axis,) = concatenate.dimensions
     out_steps = strides(concatenate.shape)
     block = make_block(
         first.dimensions, first.strides, out_steps, step, given.dimensions[axis] * out_steps[axis]
     )
-    # The call: one operand, one result.
     call.is_tuple, call.blocks = False, (block,)
-    results = [_result(call, i) for i in range(len(pieces))]
-    instruction = call.instruction
-    instruction.shape.CopyFrom(concatenate.shape)
-    instruction.operand_ids[:] = [graph.nodes[first.source].id]
-    # The fusion takes it in place of the first part, and no other part.
-    node = graph.nodes[user]
-    node.operand_ids[numbers[0]] = instruction.id
-    for number in sorted(numbers[1:], reverse=True):
-        del node.operand_ids[number]
-    graph.reread(user)
+    call.instruction.shape.CopyFrom(concatenate.shape)
+    call.instruction.operand_ids[:] = [graph.nodes[first.source].id]
+    if fused is None or parameters is None:
+        graph.replace_uses(user, call.local)
+        graph.remove(user)
+    else:
+        node.operand_ids[numbers[0]] = call.instruction.id
+        for number in sorted(numbers[1:], reverse=True):
+            del node.operand_ids[number]
+        graph.reread(user)
+        _take_joined(fused, concatenate, parameters)
     for result in results:
         if result is not None:
             graph.remove(result)
     graph.reread(call.local)
-    # Inside it, the concatenate is now a parameter.
-    gone = {o & LOCAL_MASK for o in concatenate.operand_ids}
-    for i in range(len(fused.instructions) - 1, -1, -1):
-        if fused.instructions[i].id & LOCAL_MASK in gone:
-            del fused.instructions[i]
-    for inside in fused.instructions:
-        if inside.opcode == "parameter":
-            inside.parameter_number -= sum(n < inside.parameter_number for n in numbers[1:])
-    for inside in fused.instructions:
-        if inside.opcode == "concatenate" and list(inside.operand_ids) == list(
-            concatenate.operand_ids
-        ):
-            inside.opcode = "parameter"
-            inside.parameter_number = numbers[0] - sum(n < numbers[0] for n in numbers[1:])
-            inside.ClearField("operand_ids")
-            inside.ClearField("dimensions")
-            break
     return True
 
 

@@ -43,7 +43,8 @@ class View:
     Attributes:
         source: local id of the array it is a view of.
         dimensions: its size along each dimension.
-        strides: for each, how many elements of the source's memory lie between neighbours.
+        strides: for each, how many elements of the source's memory lie between neighbours; 0 where
+            there are none.
         offset: where in the source's memory its first element is.
         element_type: of the source; that of the view may be one that it was widened to.
     """
@@ -53,6 +54,10 @@ class View:
     strides: tuple[int, ...]
     offset: int
     element_type: int
+
+    def __post_init__(self) -> None:
+        steps = zip(self.dimensions, self.strides, strict=True)
+        object.__setattr__(self, "strides", tuple(s if size > 1 else 0 for size, s in steps))
 
 
 def whole(source: int, shape: Any) -> View:

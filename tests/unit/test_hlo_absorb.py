@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""XLA's conversions around an all-reduce of a narrow float, undone."""
+"""XLA's copies and conversions around native collectives, taken away."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import hlo_programs as programs
 from strata_jax.hlo import schema
@@ -99,6 +101,86 @@ class PromotionTest(absltest.TestCase):
         module, counts = self._check(function, programs.ones())
         self.assertEqual(counts["absorbed"], 0)
         self.assertEqual(programs.calls(module)[0].shape.element_type, programs.TYPES["F32"])
+
+
+class MovesTest(parameterized.TestCase):
+    """Programs of plain jit, whose collectives the partitioner writes."""
+
+    def _resharded(self, before: Any, after: Any, dtype: Any = np.float32, **options: Any) -> Any:
+        function = jax.jit(
+            options.pop("f", lambda v: v),
+            in_shardings=NamedSharding(programs.mesh(), before),
+            out_shardings=NamedSharding(programs.mesh(), after),
+            **options,
+        )
+        data = programs.capture(function, programs.ones(64, 64, dtype=dtype))
+        module, counts = programs.rewritten(data)
+        complaint = programs.compile_rewritten(function, programs.ones(64, 64, dtype=dtype))
+        self.assertIn("No FFI handler", complaint or "No FFI handler")
+        return module, counts["absorbed"]
+
+    def _entry(self, module: Any) -> list[str]:
+        (entry,) = (c for c in module.computations if c.id == module.entry_computation_id)
+        return [i.opcode for i in entry.instructions]
+
+    def test_all_gather_of_the_minor_axis_has_no_transposes(self) -> None:
+        module, absorbed = self._resharded(P(None, "i"), P())
+        self.assertEqual(absorbed, 1)
+        opcodes = self._entry(module)
+        # XLA's own copies are dead now, and deleted after the hook.
+        (call,) = programs.calls(module)
+        self.assertEqual(list(call.shape.layout.minor_to_major), [1, 0])
+        self.assertLessEqual(opcodes.count("fusion") + opcodes.count("copy"), 1)
+        self.assertEqual(programs.attributes_of(call)["loops"], [64, 8, 64])
+        self.assertEqual(programs.attributes_of(call)["runs"], [8])
+
+    def test_all_gather_of_bfloat16_stays_narrow(self) -> None:
+        module, absorbed = self._resharded(P("i"), P(), jnp.bfloat16)
+        self.assertEqual(absorbed, 1)
+        (call,) = programs.calls(module)
+        self.assertEqual(call.shape.element_type, programs.TYPES["BF16"])
+
+    @parameterized.parameters((P("i"), P(None, "i")), (P(None, "i"), P("i")))
+    def test_all_to_all_without_slices_and_concatenate(self, before: Any, after: Any) -> None:
+        module, absorbed = self._resharded(before, after, f=lambda v: v * 2)
+        self.assertEqual(absorbed, 1)
+        (call,) = programs.calls(module)
+        self.assertNotEqual(call.shape.element_type, schema.TUPLE)
+        self.assertLen(call.operand_ids, 2)  # the array and the partition id
+        self.assertNotIn("concatenate", [i.opcode for i in programs.instructions(module)])
+        self.assertEqual(programs.attributes_of(call)["is_tuple"], 0)
+
+    def test_a_donated_argument_is_not_read_later_than_xla_thought(self) -> None:
+        module, absorbed = self._resharded(
+            P(None, "i"), P(None, "i"), f=_gathered_times_itself, donate_argnums=0
+        )
+        self.assertTrue(module.input_output_alias.SerializeToString())
+        (call,) = programs.calls(module)
+        operand = call.operand_ids[0] & 0xFFFFFFFF
+        (entry,) = (c for c in module.computations if c.id == module.entry_computation_id)
+        opcodes = {i.id & 0xFFFFFFFF: i.opcode for i in entry.instructions}
+        self.assertNotEqual(opcodes[operand], "parameter")
+        del absorbed
+
+    def test_the_state_of_a_loop_is_neither_read_later_nor_written_earlier(self) -> None:
+        rows, columns = (NamedSharding(programs.mesh(), spec) for spec in (P("i"), P(None, "i")))
+
+        def turn(_: int, v: jax.Array) -> jax.Array:
+            v = jax.lax.with_sharding_constraint(v, columns)
+            return jax.lax.with_sharding_constraint(v, rows)
+
+        module, _ = self._resharded(P("i"), P("i"), f=lambda v: jax.lax.fori_loop(0, 3, turn, v))
+        for computation in module.computations:
+            nodes = {i.id & 0xFFFFFFFF: i for i in computation.instructions}
+            for instruction in computation.instructions:
+                if instruction.opcode == "custom-call":
+                    operand = nodes[instruction.operand_ids[0] & 0xFFFFFFFF]
+                    self.assertNotIn(operand.opcode, ("parameter", "get-tuple-element"))
+
+
+def _gathered_times_itself(v: jax.Array) -> jax.Array:
+    whole = jax.lax.with_sharding_constraint(v, NamedSharding(programs.mesh(), P()))
+    return v + whole.sum()
 
 
 if __name__ == "__main__":
