@@ -8,9 +8,9 @@ from the array that a copy reads, and write what a copy writes. Only what stands
 away; XLA merges some of it with neighbours, and that stays.
 
 Where arrays live was settled before (XLA's copy insertion): a loop's state, a donated argument or
-an array that is updated in place may be overwritten once its last reader is done. A call reads later
-than the copy before it did, and writes earlier than the copy after it, so it must not touch those;
-`_Places` knows.
+an array that is updated in place may be overwritten once its last reader is done. A call reads
+later than the copy before it did, and writes earlier than the copy after it, so it must not touch
+those; `_Places` knows.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import hlo_programs as programs
-from strata_jax.hlo import schema
+from strata_jax.hlo import absorb, schema
+from strata_jax.hlo.graph import Graph
 
 
 class PromotionTest(absltest.TestCase):
@@ -176,6 +177,36 @@ class MovesTest(parameterized.TestCase):
                 if instruction.opcode == "custom-call":
                     operand = nodes[instruction.operand_ids[0] & 0xFFFFFFFF]
                     self.assertNotIn(operand.opcode, ("parameter", "get-tuple-element"))
+
+
+class PlacesTest(parameterized.TestCase):
+    """Which arrays may be read later, or written earlier, than XLA planned."""
+
+    def _places(self, *, entry: bool = True, aliases: bool = False) -> Any:
+        module = schema.HloModuleProto(entry_computation_id=1 if entry else 2)
+        if aliases:
+            module.input_output_alias.ParseFromString(b"\x0a\x00")
+        opcodes = ["parameter", "dot", "copy", "negate", "tuple"]
+        computation = module.computations.add(id=1, root_id=4)
+        for i, (opcode, inputs) in enumerate(zip(opcodes, ([], [0], [1], [1], [2]), strict=True)):
+            computation.instructions.add(opcode=opcode, id=i, operand_ids=inputs)
+        return absorb._Places(module, Graph(computation))
+
+    @parameterized.parameters((True, False, True), (True, True, False), (False, False, False))
+    def test_a_parameter(self, entry: bool, aliases: bool, may: bool) -> None:
+        places = self._places(entry=entry, aliases=aliases)
+        self.assertEqual(places.may_read_later(0, [1]), may)
+
+    def test_other_readers_may_update_in_place(self) -> None:
+        self.assertFalse(self._places().may_read_later(1, [2]))
+        self.assertTrue(self._places().may_read_later(1, [2, 3]))
+
+    @parameterized.parameters((True, False, True), (True, True, False), (False, False, False))
+    def test_what_a_computation_returns(self, entry: bool, aliases: bool, may: bool) -> None:
+        places = self._places(entry=entry, aliases=aliases)
+        self.assertEqual(places.may_write_earlier(2), may)
+        self.assertEqual(places.may_write_earlier(4), may)
+        self.assertTrue(places.may_write_earlier(3))
 
 
 def _gathered_times_itself(v: jax.Array) -> jax.Array:
