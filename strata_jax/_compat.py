@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""The only file that looks at JAX versions or touches JAX's private modules."""
+"""The only file, with _compat_ragged, that looks at JAX versions or its private modules."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import SPMDAxisContext
 from jaxlib import _jax, _xla
+
+from strata_jax import _compat_ragged
 
 # The window that is tested; DONATION_SINCE is the first release whose compile hook keeps donation.
 OLDEST = (0, 10, 2)
@@ -167,6 +169,11 @@ LoweringRule = Callable[..., Sequence[Any]]
 
 # JAX's lowering of a broadcast, which it registers for GPUs alone.
 lower_pbroadcast: LoweringRule = parallel._pbroadcast_lowering
+
+
+def fix_ragged_all_to_all() -> None:
+    """Puts right what JAX's gradient and batching of `ragged_all_to_all` get wrong, for good."""
+    _compat_ragged.install()
 
 
 def override_cpu_lowering(

@@ -11,7 +11,7 @@ from strata_jax.hlo import attributes, schema
 from strata_jax.hlo.blocks import Block
 from strata_jax.hlo.find import Call
 from strata_jax.hlo.graph import Graph
-from strata_jax.hlo.operations import ALL_REDUCE, Operation
+from strata_jax.hlo.operations import ALL_REDUCE, RAGGED_ALL_TO_ALL, Operation
 
 # What a collective or a custom call has beyond a name, a shape and inputs. Layout constraints are
 # among them: layouts are assigned long before the hook, and XLA would check one for each operand.
@@ -155,3 +155,8 @@ def bind(
             },
         )
         instruction.operand_ids.append(partition_ids[computation.id].id)
+        if call.operation is RAGGED_ALL_TO_ALL:
+            # XLA counts on the result taking the memory of `output`: it has copied that where it is
+            # used again. As a custom call the operation has to say so.
+            instruction.ClearField("output_operand_aliasing")
+            instruction.output_operand_aliasing.add(operand_index=1)

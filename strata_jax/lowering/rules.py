@@ -7,7 +7,7 @@ XLA:CPU, before the hook:
   bfloat16 to float32, the 8-bit floats to float16, and what is only moved also from 4 and 2 bits;
 * transposes around an all-gather or a reduce-scatter whose dimension is not the major one;
 * cuts the operand of an all-to-all in slices, and concatenates the results;
-* has no broadcast and no ragged all-to-all.
+* has no broadcast.
 
 In fully manual regions (`shard_map` over all axes, `pmap`) these are lowered to the custom call;
 the hook binds it later. All others stay native until the hook, so that XLA's own passes can work on
@@ -64,6 +64,7 @@ def install() -> None:
     _install(_compat.ALL_TO_ALL_PRIMITIVE, _all_to_all)
     _install(_compat.PPERMUTE_PRIMITIVE, _ppermute)
     _install(_compat.RAGGED_ALL_TO_ALL_PRIMITIVE, _ragged_all_to_all)
+    _compat.fix_ragged_all_to_all()
     _compat.override_cpu_lowering(
         _compat.PBROADCAST_PRIMITIVE, _pbroadcast, original=_compat.lower_pbroadcast
     )
@@ -178,6 +179,8 @@ def _ppermute(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
 
 
 def _ragged_all_to_all(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any] | None:
+    if _dtype(ctx) not in WIDENED_IN_MOVES:
+        return None
     groups = _compat.manual_replica_groups(ctx, params["axis_name"], params["axis_index_groups"])
     if groups is None or {len(group) for group in groups} != {len(groups[0])}:
         return None

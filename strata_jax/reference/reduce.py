@@ -1,9 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""A plain numpy oracle of the collectives: slow, obvious, and bit-exact.
-
-Tests compare against it, and so can a user who doubts a result. It holds all ranks' data in one
-process and needs neither JAX nor devices.
-"""
+"""Oracles of the collectives that compute: all-reduce and reduce-scatter."""
 
 from __future__ import annotations
 
@@ -12,10 +8,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Groups = Sequence[Sequence[int]]
+from strata_jax.reference import ranks
+from strata_jax.reference.ranks import Array, Groups
 
 KINDS = ("sum", "product", "max", "min", "and", "or", "xor")
 
@@ -76,25 +71,57 @@ def all_reduce(kind: str, shards: Sequence[Array], groups: Groups | None = None)
     """
     if kind not in KINDS:
         raise ValueError(f"all_reduce: kind is {kind!r}, but must be one of {', '.join(KINDS)}")
-    arrays = [np.asarray(shard) for shard in shards]
-    found = {(array.shape, array.dtype) for array in arrays}
-    if len(found) != 1:
-        raise ValueError(
-            f"all_reduce: shards have {len(found)} different shapes or dtypes, but must have one; "
-            f"pass one array for each rank, all alike"
-        )
-    if groups is None:
-        groups = [range(len(arrays))]
-    if sorted(rank for group in groups for rank in group) != list(range(len(arrays))):
-        raise ValueError(
-            f"all_reduce: groups are {[list(g) for g in groups]}, but must hold each rank from 0 "
-            f"to {len(arrays) - 1} once"
-        )
+    arrays = ranks.alike("all_reduce", shards)
+    groups = ranks.partition("all_reduce", len(arrays), groups)
     results: list[Array] = list(arrays)
     for group in groups:
         reduced = _fold(kind, [arrays[rank] for rank in group])
         for rank in group:
             results[rank] = reduced.copy()
+    return results
+
+
+def reduce_scatter(
+    kind: str,
+    shards: Sequence[Array],
+    dimension: int = 0,
+    tiled: bool = False,
+    groups: Groups | None = None,
+) -> list[Array]:
+    """Reduces the arrays of all ranks, each keeping one part.
+
+    With `kind="sum"` and two ranks that hold [1., 2.] and [10., 20.], the first gets 11., the
+    second 22.; with `tiled=True` [11.] and [22.].
+
+    The fold is that of `all_reduce`, in the order of the group's list; the i-th rank of the list
+    keeps part i.
+
+    Args:
+        kind: one of "sum", "product", "max", "min", "and", "or", "xor".
+        shards: one array a rank, all of one shape and dtype.
+        dimension: the dimension that is cut in parts; may be negative.
+        tiled: False where it has one element a rank and is dropped, True to keep it.
+        groups: a partition of the ranks into groups of one size; None for one group of all.
+
+    Returns:
+        One new array a rank.
+
+    Raises:
+        ValueError: `kind` is unknown, `shards` differ or are none, `groups` are no partition or
+            differ in size, or the dimension cannot be cut in equal parts.
+        TypeError: the dtype has no such reduction.
+
+    Example:
+        >>> [int(y) for y in reduce_scatter("sum", [np.array([1, 2]), np.array([10, 20])])]
+        [11, 22]
+    """
+    name = "reduce_scatter"
+    results = all_reduce(kind, shards, groups)
+    axis = ranks.dimension(name, "dimension", dimension, results[0].ndim)
+    for group in ranks.partition(name, len(results), groups, same_size=True):
+        parts = ranks.cut(name, results[group[0]], axis, len(group), tiled=tiled)
+        for rank, part in zip(group, parts, strict=True):
+            results[rank] = part.copy()
     return results
 
 
