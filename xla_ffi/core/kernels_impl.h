@@ -170,9 +170,30 @@ void Share(void* const* out, int num_out, int64_t offset, const void* block, siz
   }
 }
 
+// Combines what is there with 1, 3 or 7 more inputs, in their order, at once: more streams from
+// memory at a time, and fewer passes over the result. Returns how many it took.
 template <typename Op, typename T>
-void CombineTo(const T* __restrict a, const T* __restrict b, T* __restrict to, int count) {
-  for (int i = 0; i < count; ++i) to[i] = Op::Apply(a[i], b[i]);
+int Fold(const T* __restrict so_far, const void* const* more, int num_more, int64_t offset,
+         T* __restrict to, int count) {
+  auto input = [&](int i) { return static_cast<const T*>(more[i]) + offset; };
+  if (num_more >= 7) {
+    const T* __restrict a = input(0), * __restrict b = input(1), * __restrict c = input(2), * __restrict d = input(3), * __restrict e = input(4), * __restrict f = input(5), * __restrict g = input(6);
+    for (int i = 0; i < count; ++i) {
+      const T low = Op::Apply(Op::Apply(Op::Apply(so_far[i], a[i]), b[i]), c[i]);
+      to[i] = Op::Apply(Op::Apply(Op::Apply(Op::Apply(low, d[i]), e[i]), f[i]), g[i]);
+    }
+    return 7;
+  }
+  if (num_more >= 3) {
+    const T* __restrict a = input(0), * __restrict b = input(1), * __restrict c = input(2);
+    for (int i = 0; i < count; ++i) {
+      to[i] = Op::Apply(Op::Apply(Op::Apply(so_far[i], a[i]), b[i]), c[i]);
+    }
+    return 3;
+  }
+  const T* __restrict a = input(0);
+  for (int i = 0; i < count; ++i) to[i] = Op::Apply(so_far[i], a[i]);
+  return 1;
 }
 
 // Stores each result twice at once: half the loads that two copies of it would take.
@@ -221,24 +242,27 @@ void Reduce(const void* const* in, int num_in, int64_t in_begin, void* const* ou
       at = StreamTwo<T, Op, 2>(input(0), input(1), output(0), output(1), count);
     }
   }
-  alignas(64) T acc[kBlock];
+  // Two, because a fold does not read what it writes.
+  alignas(64) T blocks[2][kBlock];
   for (; at < count; at += kBlock) {
     const int here = static_cast<int>(count - at < kBlock ? count - at : kBlock);
     const T* block = input(0) + at;
     int num_written = 0;
-    for (int rank = 1; rank < num_in; ++rank) {
-      if (rank == num_in - 1 && !stream && num_out > 1) {
-        CombineToTwo<Op>(block, input(rank) + at, output(0) + at, output(1) + at, here);
-        block = output(0) + at;
-        num_written = 2;
-      } else if (rank == num_in - 1 && !stream) {
-        CombineTo<Op>(block, input(rank) + at, output(0) + at, here);
-        num_written = 1;
-      } else if (block == acc) {
-        Combine<Op>(acc, input(rank) + at, here);
-      } else {
-        CombineTo<Op>(block, input(rank) + at, acc, here);
-        block = acc;
+    if (num_in == 2 && num_out > 1 && !stream) {
+      CombineToTwo<Op>(block, input(1) + at, output(0) + at, output(1) + at, here);
+      block = output(0) + at;
+      num_written = 2;
+    } else {
+      for (int rank = 1; rank < num_in;) {
+        const int num_more = num_in - rank;
+        const bool is_last = num_more == 1 || num_more == 3 || num_more == 7;
+        T* to = block == blocks[0] ? blocks[1] : blocks[0];
+        if (is_last && !stream) {
+          to = output(0) + at;
+          num_written = 1;
+        }
+        rank += Fold<Op>(block, in + rank, num_more, in_begin + at, to, here);
+        block = to;
       }
     }
     Share(out + num_written, num_out - num_written, (out_begin + at) * sizeof(T), block,
