@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""The only file, with _compat_ragged, that looks at JAX versions or its private modules."""
+"""The only file, with _compat_rules, that looks at JAX versions or its private modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import SPMDAxisContext
 from jaxlib import _jax, _xla
 
-from strata_jax import _compat_ragged
+from strata_jax import _compat_rules
 
 # The window that is tested; DONATION_SINCE is the first release whose compile hook keeps donation.
 OLDEST = (0, 10, 2)
@@ -171,9 +171,9 @@ LoweringRule = Callable[..., Sequence[Any]]
 lower_pbroadcast: LoweringRule = parallel._pbroadcast_lowering
 
 
-def fix_ragged_all_to_all() -> None:
-    """Puts right what JAX's gradient and batching of `ragged_all_to_all` get wrong, for good."""
-    _compat_ragged.install()
+def fix_rules() -> None:
+    """Puts right the gradients and batching of collectives that JAX has wrong, for good."""
+    _compat_rules.install()
 
 
 def override_cpu_lowering(

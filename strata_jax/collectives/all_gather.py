@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 
 from strata_jax import fabric
-from strata_jax.collectives.types import AxisIndexGroups, AxisName, T
+from strata_jax.collectives.types import AxisIndexGroups, AxisName, T, dimension
 
 
 def all_gather(
@@ -52,9 +53,16 @@ def all_gather(
         ValueError: `axis` is no dimension of the result; a group differs in size.
     """
     fabric.note_use("all_gather")
-    return cast(
-        T,
-        jax.lax.all_gather(
-            x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, **options
-        ),
-    )
+
+    def gather(leaf: jax.Array) -> jax.Array:
+        result: jax.Array = jax.lax.all_gather(
+            leaf,
+            axis_name,
+            axis_index_groups=axis_index_groups,
+            axis=dimension("all_gather", "axis", axis, jnp.ndim(leaf) + (not tiled)),
+            tiled=tiled,
+            **options,
+        )
+        return result
+
+    return cast(T, jax.tree.map(gather, x))

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 
 from strata_jax import fabric
-from strata_jax.collectives.types import AxisIndexGroups, AxisName, T
+from strata_jax.collectives.types import AxisIndexGroups, AxisName, T, check_bound, dimension
 
 
 def all_to_all(
@@ -56,14 +57,17 @@ def all_to_all(
             devices; a group differs in size.
     """
     fabric.note_use("all_to_all")
-    return cast(
-        T,
-        jax.lax.all_to_all(
-            x,
+    check_bound(axis_name)
+
+    def exchange(leaf: jax.Array) -> jax.Array:
+        result: jax.Array = jax.lax.all_to_all(
+            leaf,
             axis_name,
-            split_axis,
-            concat_axis,
+            dimension("all_to_all", "split_axis", split_axis, jnp.ndim(leaf)),
+            dimension("all_to_all", "concat_axis", concat_axis, jnp.ndim(leaf)),
             axis_index_groups=axis_index_groups,
             tiled=tiled,
-        ),
-    )
+        )
+        return result
+
+    return cast(T, jax.tree.map(exchange, x))

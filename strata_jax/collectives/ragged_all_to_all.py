@@ -6,7 +6,7 @@ from __future__ import annotations
 import jax
 
 from strata_jax import fabric
-from strata_jax.collectives.types import AxisIndexGroups, AxisName
+from strata_jax.collectives.types import AxisIndexGroups, AxisName, check_bound
 
 
 def ragged_all_to_all(
@@ -48,8 +48,9 @@ def ragged_all_to_all(
     both, and `recv_sizes` that differ from the sender's `send_sizes`, are errors when the program
     runs.
 
-    Differentiable in `operand` (the cotangent's rows go back the same way) and in `output` (the
-    cotangent, zero where rows were written), and maps under `vmap`, as `jax.lax.ragged_all_to_all`.
+    Differentiable in `operand` (the cotangent's rows go back the same way; as in JAX, a row must
+    not be in two slices then) and in `output` (the cotangent, zero where rows were written), and
+    maps under `vmap`, as `jax.lax.ragged_all_to_all`.
 
     Args:
         operand: rows to send: `f32[N, ...]`, of any dtype.
@@ -69,6 +70,7 @@ def ragged_all_to_all(
         ValueError: offsets or sizes are not integers of one dimension and equal length.
     """
     fabric.note_use("ragged_all_to_all")
+    check_bound(axis_name)
     result: jax.Array = jax.lax.ragged_all_to_all(
         operand,
         output,

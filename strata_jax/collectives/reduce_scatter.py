@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import cast
 
 import jax
+import jax.numpy as jnp
 
 from strata_jax import fabric
-from strata_jax.collectives.types import AxisIndexGroups, AxisName, T
+from strata_jax.collectives.types import AxisIndexGroups, AxisName, T, dimension
 
 
 def psum_scatter(
@@ -52,13 +53,17 @@ def psum_scatter(
         ValueError: the dimension cannot be cut in as many equal parts as there are devices.
     """
     fabric.note_use("psum_scatter")
-    return cast(
-        T,
-        jax.lax.psum_scatter(
-            x,
+
+    def scatter(leaf: jax.Array) -> jax.Array:
+        result: jax.Array = jax.lax.psum_scatter(
+            leaf,
             axis_name,
-            scatter_dimension=scatter_dimension,
+            scatter_dimension=dimension(
+                "psum_scatter", "scatter_dimension", scatter_dimension, jnp.ndim(leaf)
+            ),
             axis_index_groups=axis_index_groups,
             tiled=tiled,
-        ),
-    )
+        )
+        return result
+
+    return cast(T, jax.tree.map(scatter, x))

@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Takes away the copies and conversions that XLA puts around native collectives.
+"""Takes away the copies and conversions that XLA puts around collectives.
 
 XLA's CPU compiler transposes around an all-gather whose dimension is not the major one, converts
 narrow types to wider ones, and cuts and joins the arrays of an all-to-all. A Strata call reads and
@@ -16,8 +16,9 @@ those; `_Places` knows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strata_jax.hlo import schema
 from strata_jax.hlo.blocks import Block, make_block, strides
@@ -86,18 +87,42 @@ def _copies(graph: Graph, local: int, computations: Mapping[int, Any]) -> bool:
     return opcode in ("copy", "convert")
 
 
-def _copy_after(
+class _End(NamedTuple):
+    """What a result may become.
+
+    Attributes:
+        shape: its shape.
+        strides: in its memory, of the dimensions that the call itself gives it.
+        after: the instruction that made it of the call's own result; None for that itself.
+    """
+
+    shape: Any
+    strides: Sequence[int]
+    after: int | None
+
+
+def _end_after(
     call: Call, index: int, places: _Places, computations: Mapping[int, Any]
-) -> int | None:
-    """Return the copy that is all the use of result `index` of the call, if there is one."""
+) -> _End | None:
+    """Return what all the use of result `index` of the call makes of it by moves, if it is that."""
     graph = call.graph
     result = _result(call, index)
     if result is None or graph.root == call.local:
         return None
     after = graph.only_user(result)
-    if after is None or not _copies(graph, after, computations) or graph.has_control_edges(after):
+    if after is None or graph.has_control_edges(after) or not places.may_write_earlier(after):
         return None
-    return after if places.may_write_earlier(after) else None
+    shape = graph.nodes[after].shape
+    if _copies(graph, after, computations):
+        return _End(shape, strides(shape), after)
+    if graph.opcodes[after] == "fusion" and len(graph.operands(after)) == 1:
+        # Moves that together move nothing, such as between layouts that differ in places of 1.
+        view, itself = view_of(graph.nodes, after, computations), whole(after, shape)
+        own = graph.nodes[result].shape
+        same_size = math.prod(own.dimensions) == math.prod(shape.dimensions)  # no slice
+        if same_size and view == dataclasses.replace(itself, source=result):
+            return _End(shape, strides(own), after)
+    return None
 
 
 def _block(call: Call, index: int, in_steps: Sequence[int], out_steps: Sequence[int]) -> Block:
@@ -120,28 +145,28 @@ def _absorb_buffer(
     before = graph.operands(call.local)[index]
     given, result_shape = graph.nodes[before].shape, call.shapes[index]
     view = view_of(graph.nodes, before, computations)
-    readable = view.source != before and view.offset == 0
+    # A bitcast alone costs nothing.
+    readable = view.source != before and view.offset == 0 and graph.opcodes[before] != "bitcast"
     readable = readable and places.may_read_later(view.source, [before, call.local])
-    after = _copy_after(call, index, places, computations)
-    wanted = graph.nodes[after].shape if after is not None else result_shape
-    plain = whole(before, given)
+    plain, unchanged = whole(before, given), _End(result_shape, strides(result_shape), None)
+    changed = _end_after(call, index, places, computations)
 
     # Both ends at once, or one of them; a type changes at both ends or at none.
-    for start, end in ((view, wanted), (view, result_shape), (plain, wanted)):
-        if (start is view and not readable) or (end is wanted and after is None):
+    for start, end in ((view, changed), (view, unchanged), (plain, changed)):
+        if end is None or (start is view and not readable):
             continue
-        if start.element_type != end.element_type:
+        if start.element_type != end.shape.element_type:
             continue
         narrow = start.element_type != given.element_type
         if narrow and start.element_type not in WIDENED.get(given.element_type, ()):
             continue
         if narrow and call.operation.reduces and given.element_type in _INTEGERS:
             continue  # an overflow would wrap elsewhere
-        block = _block(call, index, start.strides, strides(end))
+        block = _block(call, index, start.strides, end.strides)
         run_bytes = block.run * schema.TYPE_BITS[start.element_type] // 8
         if run_bytes < _LEAST_RUN_BYTES and block.loops and not _as_long(call, index, block):
             continue
-        _rewire(call, index, start, end, after if end is wanted else None)
+        _rewire(call, index, start, end)
         call.blocks = (*call.blocks[:index], block, *call.blocks[index + 1 :])
         return True
     return False
@@ -155,19 +180,18 @@ def _as_long(call: Call, index: int, block: Block) -> bool:
     return block.run >= call.blocks[index].run
 
 
-def _rewire(call: Call, index: int, start: View, end: Any, after: int | None) -> None:
-    """Let the call read from `start`, and write what `after` wrote."""
+def _rewire(call: Call, index: int, start: View, end: _End) -> None:
+    """Let the call read from `start`, and write what `end` is."""
     graph = call.graph
     graph.set_operand(call.local, index, start.source)
-    if after is None:
-        return
     result = _result(call, index)
-    assert result is not None  # or there were no `after`
+    if end.after is None or result is None:
+        return
     for shape in {id(s): s for s in (call.shapes[index], graph.nodes[result].shape)}.values():
-        shape.CopyFrom(end)
+        shape.CopyFrom(end.shape)
     # Removed here, because XLA verifies the types of dead instructions too.
-    graph.replace_uses(after, result)
-    graph.remove(after)
+    graph.replace_uses(end.after, result)
+    graph.remove(end.after)
 
 
 def _only_user_of(graph: Graph, results: Sequence[int | None]) -> int | None:
@@ -279,7 +303,7 @@ def _absorb_all_to_all(call: Call, places: _Places, computations: Mapping[int, A
 
 
 def absorb(call: Call, module: Any, computations: Mapping[int, Any]) -> int:
-    """Take away what stands alone around a native collective.
+    """Take away what stands alone around a collective.
 
     Args:
         call: the call it becomes; its operands, results and blocks change.

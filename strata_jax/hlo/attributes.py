@@ -18,6 +18,7 @@ _ARRAY = re.compile(
     r"(?<![\w.])groups\s*=\s*(?:"
     r"array<i64:?\s*(?P<array>[-\d, ]*)>"
     r"|dense<\[(?P<list>[-\d, ]*)\]>\s*:\s*tensor<\d+xi64>"
+    r"|dense<(?P<none>)>\s*:\s*tensor<0xi64>"
     r"|dense<(?P<splat>-?\d+)>\s*:\s*tensor<(?P<count>\d+)xi64>"
     r'|dense<"0x(?P<hex>[0-9A-Fa-f]*)">\s*:\s*tensor<\d+xi64>)'
 )

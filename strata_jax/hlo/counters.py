@@ -17,7 +17,7 @@ class Tally:
         modules: modules changed.
         lowered: calls written by the lowering that were given their identity.
         native: native collectives that became calls.
-        absorbed: buffers of those without the copies and conversions that XLA had put around.
+        absorbed: buffers of calls without the copies and conversions that XLA had put around.
         calls: calls that are left after small ones were merged.
         failed: calls turned into an error.
         finish: calls by how they are completed.

@@ -32,12 +32,14 @@ class Graph:
         self.users: dict[int, list[int]] = {}
         self.root: int = proto.root_id & LOCAL_MASK
         self._removed: set[int] = set()
+        self._highest = 0  # local id, also of what is removed but not yet deleted
         for instruction in proto.instructions:
             self._add(instruction)
 
     def _add(self, instruction: Any) -> int:
         local: int = instruction.id & LOCAL_MASK
         self.nodes[local] = instruction
+        self._highest = max(self._highest, local)
         self.users[local] = []
         self._read(local, instruction)
         return local
@@ -110,7 +112,7 @@ class Graph:
 
         Not an arbitrary large number: XLA allocates a table as long as the largest local id.
         """
-        return int(self.proto.id) << 32 | (1 + max(self.nodes))
+        return int(self.proto.id) << 32 | (1 + self._highest)
 
     def append(self, instruction: Any) -> int:
         """Add a copy of an instruction at the end of the list and return its local id."""

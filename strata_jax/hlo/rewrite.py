@@ -122,6 +122,7 @@ class _Rewriter:
             if call.problem:
                 self._fail(call, call.problem)
             else:
+                self.tally.absorbed += absorb(call, self._module, self._scan.computations)
                 calls.append(call)
         for computation, local, operation in self._scan.natives:
             if only_ours and operation.opcode not in ONLY_OURS:

@@ -49,6 +49,9 @@ WIDENED_IN_MOVES = WIDENED_IN_SUMS | {
     "uint4",
 }
 
+# Our kernels have no sums of these; XLA widens them.
+NOT_SUMMED = frozenset({"float4_e2m1fn", "float8_e8m0fnu"})
+
 # rule(ctx, *operands, **params) of a primitive: its results, or None for JAX's own lowering.
 Rule = Callable[..., Sequence[Any] | None]
 
@@ -64,7 +67,7 @@ def install() -> None:
     _install(_compat.ALL_TO_ALL_PRIMITIVE, _all_to_all)
     _install(_compat.PPERMUTE_PRIMITIVE, _ppermute)
     _install(_compat.RAGGED_ALL_TO_ALL_PRIMITIVE, _ragged_all_to_all)
-    _compat.fix_ragged_all_to_all()
+    _compat.fix_rules()
     _compat.override_cpu_lowering(
         _compat.PBROADCAST_PRIMITIVE, _pbroadcast, original=_compat.lower_pbroadcast
     )
@@ -117,7 +120,7 @@ def _all_reduce(kind: str, ctx: Any, operand: Any, **params: Any) -> Sequence[An
 
 
 def _all_gather(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
-    axis = params["all_gather_dimension"]
+    axis = params["all_gather_dimension"] % ctx.avals_out[0].ndim
     if axis == 0 and _dtype(ctx) not in WIDENED_IN_MOVES:
         return None
     groups = _compat.manual_replica_groups(
@@ -134,8 +137,8 @@ def _all_gather(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
 
 
 def _reduce_scatter(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
-    axis = params["scatter_dimension"]
-    if axis == 0 and _dtype(ctx) not in WIDENED_IN_SUMS:
+    axis = params["scatter_dimension"] % ctx.avals_in[0].ndim
+    if _dtype(ctx) in NOT_SUMMED or (axis == 0 and _dtype(ctx) not in WIDENED_IN_MOVES):
         return None
     groups = _compat.manual_replica_groups(
         ctx, params["axis_name"], params.get("axis_index_groups")
@@ -164,8 +167,8 @@ def _all_to_all(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
         ctx,
         operand,
         groups=groups,
-        in_axis=params["split_axis"],
-        out_axis=params["concat_axis"],
+        in_axis=params["split_axis"] % ctx.avals_in[0].ndim,
+        out_axis=params["concat_axis"] % ctx.avals_in[0].ndim,
     )
 
 

@@ -14,15 +14,12 @@ from jax.experimental import serialize_executable
 
 import one_process
 import strata_jax
+from one_process import normal
 from strata_jax import _compat, reference
 
 
 def setUpModule() -> None:
     one_process.ensure_fabric()
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 X = normal(4, 6)

@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from absl.testing import absltest, parameterized
 from jax.sharding import NamedSharding
@@ -15,41 +14,14 @@ from jax.sharding import PartitionSpec as P
 
 import one_process
 import strata_jax
+from cases import FLOAT8S, FLOATS, INTEGERS, NUMS_DEVICES, dtype_of, values
 from strata_jax import reference
 
-INTEGERS = "int2 int4 uint2 uint4 int8 uint8 int16 uint16 int32 uint32".split()
-FLOAT8S = (
-    "float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
-    "float8_e5m2fnuz"
-).split()
-FLOATS = ["float16", "bfloat16", "float32", *FLOAT8S]
-NUMS_DEVICES = (1, 2, 3, 4, 8)
 OPS = {"sum": strata_jax.psum, "max": strata_jax.pmax, "min": strata_jax.pmin}
 
 
 def setUpModule() -> None:
     one_process.ensure_fabric()
-
-
-def dtype_of(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
-def values(dtype: np.dtype, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Random values over the whole range of integers, around 1 for floats; any bits for 8 bits."""
-    rng = np.random.default_rng(seed)
-    if dtype == np.bool_:
-        return rng.random(shape) > 0.6
-    if np.issubdtype(dtype, np.complexfloating):
-        parts = rng.standard_normal((2, *shape))
-        return (parts[0] + 1j * parts[1]).astype(dtype)
-    if dtype.name in INTEGERS:
-        info = ml_dtypes.iinfo(dtype)
-        wide = rng.integers(int(info.min), int(info.max), shape, np.int64, endpoint=True)
-        return wide.astype(dtype)
-    if dtype.name in FLOAT8S:
-        return rng.integers(0, 256, shape, np.uint8).view(dtype)
-    return rng.standard_normal(shape).astype(np.float32).astype(dtype)
 
 
 def assert_same(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:

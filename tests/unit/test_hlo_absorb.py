@@ -179,6 +179,19 @@ class MovesTest(parameterized.TestCase):
                     self.assertNotIn(operand.opcode, ("parameter", "get-tuple-element"))
 
 
+class GraphTest(absltest.TestCase):
+    def test_a_new_instruction_never_has_the_id_of_one_that_is_being_removed(self) -> None:
+        computation = schema.HloModuleProto().computations.add(id=1, root_id=0)
+        for i, inputs in enumerate(([], [0])):
+            computation.instructions.add(opcode="copy", id=1 << 32 | i, operand_ids=inputs)
+        graph = Graph(computation)
+        graph.remove(1)
+        new = schema.HloInstructionProto(opcode="negate", id=graph.new_id(), operand_ids=[0])
+        graph.append(new)
+        graph.commit()
+        self.assertEqual([i.opcode for i in computation.instructions], ["copy", "negate"])
+
+
 class PlacesTest(parameterized.TestCase):
     """Which arrays may be read later, or written earlier, than XLA planned."""
 

@@ -12,24 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import one_process
 import strata_jax
+from one_process import normal, on_mesh, psum
 from strata_jax import reference
 
 
 def setUpModule() -> None:
     one_process.ensure_fabric()
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def psum(v):
-    return strata_jax.psum(v, "x")
-
-
-def on_mesh(f, num_devices=4, in_specs=P("x"), out_specs=P(), check_vma=True):
-    mesh = one_process.devices_mesh(num_devices)
-    return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
 
 
 def total(x: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import one_process
 import strata_jax
+from one_process import normal, psum
 from strata_jax import reference
 
 # Elements of float32. One unit of work is 128 KiB, and more than 256 KiB is shared among threads:
@@ -22,14 +23,6 @@ SIZES = (0, 1, 2, 7, 63, 64, 65, 1025, 32_768, 65_536, 65_537, 300_007, 2_100_00
 
 def setUpModule() -> None:
     one_process.ensure_fabric()
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def psum(v: jax.Array) -> jax.Array:
-    return strata_jax.psum(v, "x")
 
 
 class SizesTest(parameterized.TestCase):

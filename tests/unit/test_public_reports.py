@@ -1,8 +1,9 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Faults of CPU collectives that users reported in public, as far as they touch all-reduce here.
+"""Faults of CPU collectives that users reported in public.
 
-Numbers are issues of jax-ml/jax unless a repository is named. Each is a sample of a kind, so it is
-tested over the operations, dtypes, groups and numbers of devices that it can touch.
+Those of collectives that move data are in test_public_reports_moves.py. Numbers are issues of
+jax-ml/jax unless a repository is named. Each is a sample of a kind, so it is tested over the
+operations, dtypes, groups and numbers of devices that it can touch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import one_process
 import strata_jax
+from one_process import normal, psum
 from strata_jax import reference
 
 OPS = {"sum": strata_jax.psum, "max": strata_jax.pmax, "min": strata_jax.pmin}
@@ -25,14 +27,6 @@ OPS = {"sum": strata_jax.psum, "max": strata_jax.pmax, "min": strata_jax.pmin}
 
 def setUpModule() -> None:
     one_process.ensure_fabric()
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def psum(v):
-    return strata_jax.psum(v, "x")
 
 
 class ValuesTest(parameterized.TestCase):

@@ -169,7 +169,13 @@ bool Work::Run() {
 
 void Work::RunUnit(int64_t unit) const {
   if (!whole_bytes_) {
-    for (const Transfer& transfer : transfers_) RunBits(transfer);
+    for (const Transfer& transfer : transfers_) {
+      if (transfer.bit_width < 8) {
+        RunBits(transfer);
+      } else {
+        RunRows(transfer, 0, transfer.num_elements);
+      }
+    }
     return;
   }
   const int64_t begin = unit * kUnitBytes, end = std::min(begin + kUnitBytes, num_bytes_);

@@ -1,7 +1,7 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Two rules of JAX's `ragged_all_to_all` that give wrong gradients, or none; part of _compat.
+"""Gradients and batching of collectives that JAX has wrong, put right; part of _compat.
 
-Both are as JAX has them (jax/_src/lax/parallel.py, 0.10.2 to 0.12.0.1) but for the faults named.
+Each rule is as JAX has it (jax/_src/lax/parallel.py, 0.10.2 to 0.12.0.1) but for the fault named.
 """
 
 from __future__ import annotations
@@ -14,17 +14,60 @@ from jax import lax
 from jax._src.interpreters import ad, batching
 from jax._src.lax import parallel
 
-_primitive = parallel.ragged_all_to_all_p
-_batch = batching.fancy_primitive_batchers[_primitive]
+_ragged = parallel.ragged_all_to_all_p
+_batch_ragged_alike = batching.fancy_primitive_batchers[_ragged]
+_batch_pbroadcast_apart = batching.fancy_primitive_batchers[parallel.pbroadcast_p]
 
 
 def install() -> None:
-    """Puts the two rules in place of JAX's, for good."""
-    ad.primitive_transposes[_primitive] = _transpose
-    batching.fancy_primitive_batchers[_primitive] = _batch_all
+    """Puts the rules in place of JAX's, for good."""
+    ad.primitive_transposes[_ragged] = _transpose_ragged
+    batching.fancy_primitive_batchers[_ragged] = _batch_ragged
+    ad.deflinear2(parallel.all_to_all_p, _transpose_all_to_all)
+    ad.deflinear2(parallel.pbroadcast_p, _transpose_pbroadcast)
+    batching.fancy_primitive_batchers[parallel.pbroadcast_p] = _batch_pbroadcast
 
 
-def _transpose(
+def _transpose_all_to_all(
+    cotangent: Any, operand: Any, *, split_axis: int, concat_axis: int, **params: Any
+) -> tuple[Any]:
+    """Sends the parts back.
+
+    JAX goes through `all_to_all` again, which inserts an axis where the first call was not tiled;
+    but the primitive is tiled always.
+    """
+    del operand
+    result = parallel.all_to_all_p.bind(
+        cotangent, split_axis=concat_axis, concat_axis=split_axis, **params
+    )
+    return (result,)
+
+
+def _transpose_pbroadcast(
+    cotangent: Any, operand: Any, *, axis_name: Any, source: int
+) -> tuple[Any]:
+    """Gives the source the sum of the cotangents. JAX fills an array with an array, which fails."""
+    del operand
+    total = lax.psum(cotangent, axis_name)
+    is_source = lax.axis_index(axis_name) == source
+    return (jnp.where(is_source, total, lax.full_like(total, 0)),)
+
+
+def _batch_pbroadcast(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, source: int
+) -> tuple[Any, Any]:
+    """Repeats the source's member of a batch. JAX indexes with a list, which fails."""
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if names != (axis_data.name,) or dims[0] is None:
+        result: tuple[Any, Any] = _batch_pbroadcast_apart(
+            axis_data, values, dims, axis_name=axis_name, source=source
+        )
+        return result
+    member = lax.index_in_dim(values[0], source, dims[0], keepdims=False)
+    return jnp.broadcast_to(member, (axis_data.size, *member.shape)), 0
+
+
+def _transpose_ragged(
     cotangent: Any,
     operand: Any,
     output: Any,
@@ -51,7 +94,7 @@ def _transpose(
     )
     operand_ct = output_ct = None
     if ad.is_undefined_primal(operand):
-        operand_ct = _primitive.bind(
+        operand_ct = _ragged.bind(
             cotangent,
             ad.zeros_like_aval(operand.aval),
             received_at,
@@ -70,7 +113,7 @@ def _transpose(
     return [operand_ct, output_ct, None, None, None, None]
 
 
-def _batch_all(
+def _batch_ragged(
     axis_data: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
     """Gives every member of a batch its own offsets and sizes; JAX fails where they have one."""
@@ -82,5 +125,5 @@ def _batch_all(
                     values[i], (*values[i].shape, axis_data.size), (0,)
                 )
                 dims[i] = 1
-    result: tuple[Any, Any] = _batch(axis_data, values, dims, **params)
+    result: tuple[Any, Any] = _batch_ragged_alike(axis_data, values, dims, **params)
     return result
