@@ -21,13 +21,16 @@ def stats() -> dict[str, Any]:
           `frees`, `hits` (served from pages that were there already) and `fresh` ones; `fallbacks`
           to the C library by reason; `slots` of jaxlib's allocator that are patched. Empty before
           `init()`.
-        * `all_reduce`: `operations` (meetings of all ranks), `calls` (ranks in them), `buffers`,
-          operand `bytes` of all ranks, `registered_bytes` (operand and result both in the arena),
-          `failed` operations. All of them ran zero-copy: inputs read and outputs written in place.
+        * `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `collective_permute`,
+          `collective_broadcast`, `ragged_all_to_all`: `operations` (meetings of all ranks), `calls`
+          (ranks in them), `buffers`, operand `bytes` of all ranks, `written_bytes` (stored to all
+          results, each once), `registered_bytes` (operand and result both in the arena), `failed`
+          operations. All of them ran zero-copy: inputs read and outputs written in place.
         * `pending`: operations in which ranks are waiting now.
-        * `compile`: `modules` that were changed; `native` all-reduces in them that became calls,
-          `lowered` ones; `calls` left after small ones were merged, how they `finish`; `seconds`
-          spent; `left`: collectives that stayed native, by reason.
+        * `compile`: `modules` that were changed; `native` collectives in them that became calls,
+          `lowered` ones; `absorbed` buffers around which XLA's copies were taken away; `calls` left
+          after small ones were merged, how they `finish`; `seconds` spent; `left`: collectives that
+          stayed native, by reason.
         * `before_init`: calls of our functions while inactive, by name.
     """
     core: dict[str, Any] = _core.stats()

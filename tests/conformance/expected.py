@@ -4,23 +4,12 @@
 Reasons by test, without the folder; `*` stands for any characters. Each was read in JAX's source.
 """
 
-_RAGGED = (
-    "looks for `stablehlo.custom_call @ragged_all_to_all` in the lowered text before it runs; ours "
-    "is lowered to a call of another name"
-)
 _ONE_ALL_REDUCE = (
     "counts `all-reduce(` in the compiled text and wants one; ours is a custom call. On jax 0.10.2 "
     "it passes, as a program that donates stays native there"
 )
 
 EXPECTED: dict[str, str] = {
-    f"ragged_collective_test.py::RaggedCollectiveTest::test_ragged_all_to_all_{name}": _RAGGED
-    for name in (
-        "single_axis_name",
-        "axis_index_groups_single_axis_name",
-        "degenerate_groups_single_axis_name",
-    )
-} | {
     f"pjit_test.py::ShardingInTypesTest::{name}": _ONE_ALL_REDUCE
     for name in (
         "test_minibatch_scan_unreduced_custom_vjp",

@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import strata_jax
+from strata_jax.hlo.find import Finder
 
 # Put in front of the code of a test that needs a process of its own.
 PREAMBLE = '''
@@ -167,6 +169,19 @@ def assert_same_bits(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray
 def assert_alike(actual: Sequence[np.ndarray]) -> None:
     """Checks that all devices hold the same bits."""
     assert_same_bits(actual, [actual[0]] * len(actual))
+
+
+@contextlib.contextmanager
+def kept_native(*names: str) -> Iterator[None]:
+    """Makes the compile hook leave operations to XLA, as it does with what it cannot take."""
+    take = Finder.native
+
+    def leave(finder: Any, graph: Any, local: int, operation: Any) -> Any:
+        kept = operation.name in names
+        return "kept by the test" if kept else take(finder, graph, local, operation)
+
+    with mock.patch.object(Finder, "native", leave):
+        yield
 
 
 class Moved(dict[str, Any]):
