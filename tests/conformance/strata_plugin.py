@@ -44,7 +44,6 @@ UNSKIPPED = (
     "pmap_test.py::*::testCollectiveBroadcast*",
     "pmap_test.py::*::testCollectivePermuteGrad",
     "async_collectives_test.py::*_async_pbroadcast",
-    "overlap_test.py::*_async_pbroadcast",
     "custom_partitioning_test.py::*::test_custom_partitioner",
     "custom_partitioning_test.py::*::test_custom_partition_with_sharding_rule_callback",
 )

@@ -28,7 +28,7 @@ import strata_jax
 from strata_jax import reference
 
 NUM_PROGRAMS = int(os.environ.get("PROPERTY_PROGRAMS", "0"))
-SHORT = 300  # programs; 0.1 to 0.2 s each
+SHORT = 150  # programs; 0.1 to 0.2 s each
 DTYPES = (
     "float32 bfloat16 float16 float8_e5m2 float8_e4m3fn int32 int8 uint16 int4 uint2 bool "
     "complex64 float64 int64"
