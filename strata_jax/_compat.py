@@ -171,6 +171,14 @@ LoweringRule = Callable[..., Sequence[Any]]
 lower_pbroadcast: LoweringRule = parallel._pbroadcast_lowering
 
 
+def install_pbroadcast_start() -> None:
+    """Gives the start of an asynchronous `pbroadcast` (jax 0.10) JAX's lowering for GPUs on CPU."""
+    primitive = getattr(parallel, "pbroadcast_start_p", None)
+    if primitive is not None:
+        rule = parallel._start_lowering(parallel._pbroadcast_lowering)
+        mlir.register_lowering(primitive, rule, platform="cpu")
+
+
 def fix_rules() -> None:
     """Puts right the gradients and batching of collectives that JAX has wrong, for good."""
     _compat_rules.install()

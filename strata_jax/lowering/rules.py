@@ -68,6 +68,7 @@ def install() -> None:
     _install(_compat.PPERMUTE_PRIMITIVE, _ppermute)
     _install(_compat.RAGGED_ALL_TO_ALL_PRIMITIVE, _ragged_all_to_all)
     _compat.fix_rules()
+    _compat.install_pbroadcast_start()
     _compat.override_cpu_lowering(
         _compat.PBROADCAST_PRIMITIVE, _pbroadcast, original=_compat.lower_pbroadcast
     )
