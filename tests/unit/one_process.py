@@ -26,6 +26,7 @@ from strata_jax.hlo.find import Finder
 # Put in front of the code of a test that needs a process of its own.
 PREAMBLE = '''
 import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells switch it off for background jobs
 import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", {num_devices})
