@@ -7,7 +7,7 @@ XLA:CPU, before the hook:
   bfloat16 to float32, the 8-bit floats to float16, and what is only moved also from 4 and 2 bits;
 * transposes around an all-gather or a reduce-scatter whose dimension is not the major one;
 * cuts the operand of an all-to-all in slices, and concatenates the results;
-* has no broadcast.
+* has no broadcast, and cannot read every ragged all-to-all.
 
 In fully manual regions (`shard_map` over all axes, `pmap`) these are lowered to the custom call;
 the hook binds it later. All others stay native until the hook, so that XLA's own passes can work on
@@ -183,7 +183,9 @@ def _ppermute(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
 
 
 def _ragged_all_to_all(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any] | None:
-    if _dtype(ctx) not in WIDENED_IN_MOVES:
+    # XLA's translator refuses one whose arrays have another than the default layout, as after a
+    # transpose. Those of one dimension cannot.
+    if ctx.avals_in[0].ndim == 1 and _dtype(ctx) not in WIDENED_IN_MOVES:
         return None
     groups = _compat.manual_replica_groups(ctx, params["axis_name"], params["axis_index_groups"])
     if groups is None or {len(group) for group in groups} != {len(groups[0])}:
