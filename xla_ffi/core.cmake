@@ -24,6 +24,7 @@ add_library(strata_core STATIC
   ${core}/collective.cc
   ${core}/collective_broadcast.cc
   ${core}/collective_permute.cc
+  ${core}/collective_spec.cc
   ${core}/copy_bandwidth.cc
   ${core}/kernels.cc
   ${core}/lanes.cc

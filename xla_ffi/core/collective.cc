@@ -85,43 +85,8 @@ struct Collective::Group {
 };
 
 std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, std::string* error) {
-  std::set<int64_t> seen;
-  if (!spec.sources.empty() && spec.sources.size() != spec.groups.size()) {
-    *error = "sources for " + std::to_string(spec.sources.size()) + " of " +
-             std::to_string(spec.groups.size()) + " groups";
-    return nullptr;
-  }
-  for (size_t g = 0; g < spec.sources.size(); ++g) {
-    const int num_ranks = static_cast<int>(spec.groups[g].size());
-    for (int source : spec.sources[g]) {
-      if (source < -1 || source >= num_ranks) {
-        *error = "source " + std::to_string(source) + " in a group of " + std::to_string(num_ranks);
-        return nullptr;
-      }
-    }
-    if (static_cast<int>(spec.sources[g].size()) != num_ranks) {
-      *error = std::to_string(spec.sources[g].size()) + " sources in a group of " +
-               std::to_string(num_ranks);
-      return nullptr;
-    }
-  }
-  for (const auto& group : spec.groups) {
-    if (group.empty()) {
-      *error = "an empty replica group";
-      return nullptr;
-    }
-    for (int64_t partition : group) {
-      if (partition < 0 || partition >= static_cast<int64_t>(spec.devices.size())) {
-        *error = "replica group member " + std::to_string(partition) + " of a program with " +
-                 std::to_string(spec.devices.size()) + " partitions";
-        return nullptr;
-      }
-      if (!seen.insert(partition).second) {
-        *error = "partition " + std::to_string(partition) + " is in two replica groups";
-        return nullptr;
-      }
-    }
-  }
+  *error = CheckSpec(spec);
+  if (!error->empty()) return nullptr;
   return std::unique_ptr<Collective>(new Collective(std::move(spec)));
 }
 

@@ -46,6 +46,9 @@ struct CollectiveSpec {
   std::string module_name, name;             // for messages
 };
 
+// What is wrong with a spec; empty if nothing.
+std::string CheckSpec(const CollectiveSpec& spec);
+
 // What one rank brings. The arrays, one element a buffer, are read during Arrive() only.
 struct Arrival {
   int num_in, num_out;
