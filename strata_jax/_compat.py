@@ -1,5 +1,5 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""The only file, with _compat_rules, that looks at JAX versions or its private modules."""
+"""The only file that looks at JAX versions or touches JAX's private modules."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import jaxlib
 from absl import logging
+from jax import lax
 from jax._src import distributed
-from jax._src.interpreters import mlir
+from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import parallel
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.sharding_impls import SPMDAxisContext
 from jaxlib import _jax, _xla
-
-from strata_jax import _compat_rules
 
 # The window that is tested; DONATION_SINCE is the first release whose compile hook keeps donation.
 OLDEST = (0, 10, 2)
@@ -179,11 +179,6 @@ def install_pbroadcast_start() -> None:
         mlir.register_lowering(primitive, rule, platform="cpu")
 
 
-def fix_rules() -> None:
-    """Puts right the gradients and batching of collectives that JAX has wrong, for good."""
-    _compat_rules.install()
-
-
 def override_cpu_lowering(
     primitive: Any,
     rule: Callable[[LoweringRule], LoweringRule],
@@ -230,3 +225,122 @@ def reshape(ctx: Any, value: Any, aval: Any, shape: Sequence[int]) -> tuple[Any,
     """Returns a value while it is lowered, and its aval, in another shape."""
     aval = aval.update(shape=tuple(shape))
     return hlo.reshape(mlir.aval_to_ir_type(ctx.module_context, aval), value), aval
+
+
+_ragged = RAGGED_ALL_TO_ALL_PRIMITIVE
+_batch_ragged_alike = batching.fancy_primitive_batchers[_ragged]
+_batch_pbroadcast_apart = batching.fancy_primitive_batchers[PBROADCAST_PRIMITIVE]
+
+
+def fix_rules() -> None:
+    """Puts right the gradients and batching of collectives that JAX has wrong, for good.
+
+    Each rule below is as JAX has it (jax/_src/lax/parallel.py, 0.10.2 to 0.12.0.1) but for the
+    fault named.
+    """
+    ad.primitive_transposes[_ragged] = _transpose_ragged
+    batching.fancy_primitive_batchers[_ragged] = _batch_ragged
+    ad.deflinear2(ALL_TO_ALL_PRIMITIVE, _transpose_all_to_all)
+    ad.deflinear2(PBROADCAST_PRIMITIVE, _transpose_pbroadcast)
+    batching.fancy_primitive_batchers[PBROADCAST_PRIMITIVE] = _batch_pbroadcast
+
+
+def _transpose_all_to_all(
+    cotangent: Any, operand: Any, *, split_axis: int, concat_axis: int, **params: Any
+) -> tuple[Any]:
+    """Sends the parts back.
+
+    JAX goes through `all_to_all` again, which inserts an axis where the first call was not tiled;
+    but the primitive is tiled always.
+    """
+    del operand
+    result = ALL_TO_ALL_PRIMITIVE.bind(
+        cotangent, split_axis=concat_axis, concat_axis=split_axis, **params
+    )
+    return (result,)
+
+
+def _transpose_pbroadcast(
+    cotangent: Any, operand: Any, *, axis_name: Any, source: int
+) -> tuple[Any]:
+    """Gives the source the sum of the cotangents. JAX fills an array with an array, which fails."""
+    del operand
+    total = lax.psum(cotangent, axis_name)
+    is_source = lax.axis_index(axis_name) == source
+    return (jnp.where(is_source, total, lax.full_like(total, 0)),)
+
+
+def _batch_pbroadcast(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, source: int
+) -> tuple[Any, Any]:
+    """Repeats the source's member of a batch. JAX indexes with a list, which fails."""
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if names != (axis_data.name,) or dims[0] is None:
+        result: tuple[Any, Any] = _batch_pbroadcast_apart(
+            axis_data, values, dims, axis_name=axis_name, source=source
+        )
+        return result
+    member = lax.index_in_dim(values[0], source, dims[0], keepdims=False)
+    return jnp.broadcast_to(member, (axis_data.size, *member.shape)), 0
+
+
+def _transpose_ragged(
+    cotangent: Any,
+    operand: Any,
+    output: Any,
+    input_offsets: Any,
+    send_sizes: Any,
+    output_offsets: Any,
+    recv_sizes: Any,
+    *,
+    axis_name: Any,
+    axis_index_groups: Any,
+) -> list[Any]:
+    """Sends the rows back; the cotangent of `output` is zero where rows were written.
+
+    JAX marks the first row of each slice with 1 and the row after its last with -1, and adds up.
+    Where slices begin at one row, as those of no rows do, it marks once but takes away twice. And
+    its exchange of the offsets ignores the groups.
+    """
+    if type(cotangent) is ad.Zero:
+        zeros = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in (operand, output)]
+        return zeros + [None] * 4
+    received_at, sent_from = (
+        lax.all_to_all(offsets, axis_name, 0, 0, tiled=True, axis_index_groups=axis_index_groups)
+        for offsets in (output_offsets, input_offsets)
+    )
+    operand_ct = output_ct = None
+    if ad.is_undefined_primal(operand):
+        operand_ct = _ragged.bind(
+            cotangent,
+            ad.zeros_like_aval(operand.aval),
+            received_at,
+            recv_sizes,
+            sent_from,
+            send_sizes,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+        )
+    if ad.is_undefined_primal(output):
+        edges = jnp.zeros(cotangent.shape[0] + 1, jnp.int32)
+        edges = edges.at[received_at].add(1).at[received_at + recv_sizes].add(-1)
+        kept = (jnp.cumsum(edges)[:-1] == 0).reshape(-1, *[1] * (cotangent.ndim - 1))
+        kept = jnp.broadcast_to(kept, cotangent.shape)
+        output_ct = lax.select(kept, cotangent, lax.full_like(cotangent, 0))
+    return [operand_ct, output_ct, None, None, None, None]
+
+
+def _batch_ragged(
+    axis_data: Any, values: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+    """Gives every member of a batch its own offsets and sizes; JAX fails where they have one."""
+    values, dims = list(values), list(dims)
+    if axis_data.name not in params["axis_name"] and any(dim is not None for dim in dims):
+        for i in range(2, len(values)):
+            if dims[i] is None:
+                values[i] = lax.broadcast_in_dim(
+                    values[i], (*values[i].shape, axis_data.size), (0,)
+                )
+                dims[i] = 1
+    result: tuple[Any, Any] = _batch_ragged_alike(axis_data, values, dims, **params)
+    return result

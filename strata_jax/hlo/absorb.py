@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strata_jax.hlo import schema
-from strata_jax.hlo.blocks import Block, make_block, strides
+from strata_jax.hlo.blocks import Block, cut_block, make_block, strides
 from strata_jax.hlo.find import Call
 from strata_jax.hlo.graph import LOCAL_MASK, Graph
 from strata_jax.hlo.operations import ALL_TO_ALL, RAGGED_ALL_TO_ALL
@@ -125,19 +125,6 @@ def _end_after(
     return None
 
 
-def _block(call: Call, index: int, in_steps: Sequence[int], out_steps: Sequence[int]) -> Block:
-    """Return block `index` of the call with other strides of operand and result."""
-    counts = list(call.counts[index])
-    in_axis, out_axis = call.axes
-    return make_block(
-        counts,
-        in_steps,
-        out_steps,
-        0 if in_axis is None else counts[in_axis] * in_steps[in_axis],
-        0 if out_axis is None else counts[out_axis] * out_steps[out_axis],
-    )
-
-
 def _absorb_buffer(
     call: Call, index: int, places: _Places, computations: Mapping[int, Any]
 ) -> bool:
@@ -162,7 +149,7 @@ def _absorb_buffer(
             continue
         if narrow and call.operation.reduces and given.element_type in _INTEGERS:
             continue  # an overflow would wrap elsewhere
-        block = _block(call, index, start.strides, end.strides)
+        block = cut_block(call.counts[index], start.strides, end.strides, *call.axes)
         run_bytes = block.run * schema.TYPE_BITS[start.element_type] // 8
         if run_bytes < _LEAST_RUN_BYTES and block.loops and not _as_long(call, index, block):
             continue

@@ -87,6 +87,23 @@ def make_block(
     return Block(tuple(loops), run, in_step, out_step)
 
 
+def cut_block(
+    counts: Sequence[int],
+    in_strides: Sequence[int],
+    out_strides: Sequence[int],
+    in_axis: int | None,
+    out_axis: int | None,
+) -> Block:
+    """Return the block of `counts` elements along each dimension; for the axes see `block_of`."""
+    return make_block(
+        counts,
+        in_strides,
+        out_strides,
+        0 if in_axis is None else counts[in_axis] * in_strides[in_axis],
+        0 if out_axis is None else counts[out_axis] * out_strides[out_axis],
+    )
+
+
 def block_counts(in_shape: Any, in_axis: int | None, group_size: int) -> tuple[int, ...]:
     """Return the elements of a block along each dimension; see `block_of`."""
     return tuple(
@@ -121,7 +138,4 @@ def block_of(
             f"operand {list(in_shape.dimensions)} cut along {in_axis} for {group_size} ranks and "
             f"joined along {out_axis} is not the result {results}"
         )
-    in_strides, out_strides = strides(in_shape), strides(out_shape)
-    in_step = 0 if in_axis is None else counts[in_axis] * in_strides[in_axis]
-    out_step = 0 if out_axis is None else counts[out_axis] * out_strides[out_axis]
-    return make_block(counts, in_strides, out_strides, in_step, out_step)
+    return cut_block(counts, strides(in_shape), strides(out_shape), in_axis, out_axis)

@@ -146,6 +146,17 @@ def check(
             raise AssertionError(f"{name}: {error}") from None
 
 
+# Parts of a matrix of at least 8 x 38, which a program makes of it before the operation.
+PARTS: dict[str, Op] = {
+    "tail": lambda v: v[1:],
+    "row": lambda v: v[7],
+    "odd": lambda v: v[3:, 1:38],
+    "steps": lambda v: v[::2, ::3],
+    "transposed": lambda v: v.T,
+    "reversed": lambda v: v[::-1],
+}
+
+
 def check_layouts(op: Op, oracle: Oracle, x: np.ndarray) -> None:
     """Runs `op` on arrays whose dimensions lie in memory in every order, in one program.
 

@@ -71,16 +71,8 @@ class ValuesTest(parameterized.TestCase):
 
     def test_operands_inside_larger_arrays(self):
         shards = list(normal(4, 30, 40))
-        parts = {
-            "tail": lambda v: v[1:],
-            "row": lambda v: v[7],
-            "odd": lambda v: v[3:, 1:38],
-            "steps": lambda v: v[::2, ::3],
-            "transposed": lambda v: v.T,
-            "reversed": lambda v: v[::-1],
-        }
-        found = {n: case(shards, of=of, axis=-1, tiled=True) for n, of in parts.items()}
-        cases.check(found | {f"{n} untiled": case(shards, of=of) for n, of in parts.items()})
+        found = {n: case(shards, of=of, axis=-1, tiled=True) for n, of in cases.PARTS.items()}
+        cases.check(found | {f"{n} untiled": case(shards, of=of) for n, of in cases.PARTS.items()})
 
     @parameterized.parameters(0, 1, 2)
     def test_layouts(self, axis):

@@ -76,16 +76,8 @@ class ValuesTest(parameterized.TestCase):
 
     def test_operands_inside_larger_arrays(self):
         shards = list(normal(4, 30, 40))
-        parts = {
-            "tail": lambda v: v[1:],
-            "row": lambda v: v[7],
-            "odd": lambda v: v[3:, 1:38],
-            "steps": lambda v: v[::2, ::3],
-            "transposed": lambda v: v.T,
-            "reversed": lambda v: v[::-1],
-        }
         found = {}
-        for name, of in parts.items():
+        for name, of in cases.PARTS.items():
             found |= named(name, both(shards, of))
         cases.check(found)
 
