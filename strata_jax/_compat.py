@@ -109,6 +109,26 @@ def distributed_process_index() -> int:
     return int(distributed.global_state.process_id or 0)
 
 
+def distributed_num_processes() -> int:
+    """Returns the number of processes of the jax.distributed job, 1 without one."""
+    return int(distributed.global_state.num_processes or 1)
+
+
+def distributed_client() -> Any:
+    """Returns the client of the coordination service, with its key-value store."""
+    return distributed.global_state.client
+
+
+def try_get(client: Any, key: str, timeout_s: float) -> str | None:
+    """Returns a value of the key-value store, None if it is not there in time."""
+    try:
+        return str(client.blocking_key_value_get(key, int(1000 * timeout_s)))
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" in str(error):
+            return None
+        raise
+
+
 class ModuleInfo:
     """What the mark needs to know of a module that JAX is about to lower."""
 

@@ -18,7 +18,7 @@ class Settings:
 
     Attributes:
         warn_s: `STRATA_WARN_S`, seconds after which an operation with missing ranks is reported.
-        timeout_s: `STRATA_TIMEOUT_S`, seconds after which it fails.
+        timeout_s: `STRATA_TIMEOUT_S`, seconds after which it fails; None for the defaults of `init()`.
         num_workers: `STRATA_WORKERS`, threads that share the work of collectives; 0 for the number
             of cores.
         isa: `STRATA_ISA`, instruction set of the kernels; "" for the best.
@@ -32,7 +32,7 @@ class Settings:
     """
 
     warn_s: float = 20.0
-    timeout_s: float = 40.0
+    timeout_s: float | None = None
     num_workers: int = 0
     isa: str = ""
     arena_bytes: int = -1

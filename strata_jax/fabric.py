@@ -13,13 +13,18 @@ from typing import Any
 
 from absl import logging
 
-from strata_jax import _compat, _core, _env
+from strata_jax import _compat, _core, _env, joining
 from strata_jax.hlo import rewrite
 from strata_jax.lowering import mark, rules
 
 HOOK_NAME = "strata_jax"
 # Seconds that an operation with missing ranks may still take when the interpreter exits.
 _EXIT_TIMEOUT_S = 5.0
+# Seconds after which an operation fails: as XLA's own in one process, as Gloo's between them.
+_TIMEOUT_S = 40.0
+_ACROSS_TIMEOUT_S = 1800.0
+# Microseconds that a rank looks again and again before its thread is given back.
+_SPIN_US = 100.0
 
 _compile_counters = rewrite.Counters()
 _lock = threading.Lock()  # guards all below
@@ -28,10 +33,12 @@ _installed = False  # handlers, hook and lowering rules are, for the life of the
 _arena_report: dict[str, Any] = {}
 _hook: Callable[[bytes], bytes | None]  # the compile hook of the latest init()
 _wakeup: tuple[int, int] | None = None  # our end of the signal pipe, the descriptor before it
+_place = joining.ALONE
+_epoch = 0  # calls of init() that looked for other processes
 _unused_calls: dict[str, int] = {}  # calls of our functions before init(), by name
 
 
-def init(*, strict: bool = False) -> None:
+def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
     """Puts this process's collectives on the fabric.
 
     From now on XLA's arrays are allocated in the arena, and the collectives of every program that
@@ -39,19 +46,27 @@ def init(*, strict: bool = False) -> None:
     before are traced again at their next call. May be called before or after arrays exist.
 
     In a job of several processes call `jax.distributed.initialize()` first, and call this in every
-    process; groups of devices inside one process are on the fabric, others stay native.
+    process: it waits for all. The processes of one host then share their arrays' memory, and groups
+    of devices on one host are on the fabric; groups over several hosts stay native.
 
     Args:
         strict: raise when a program is compiled with a collective that has to stay native, instead
             of counting it in `stats()`. Also set by `STRATA_STRICT=1`.
+        timeout_s: seconds after which an operation fails whose ranks are not all there, and after
+            which this call gives up waiting for other processes. Also set by `STRATA_TIMEOUT_S`.
+            Default: 40 s among the devices of a process, 1800 s across processes, whose death
+            is noticed at once.
 
     Raises:
         RuntimeError: called twice without `shutdown()` between; JAX is older than supported; the
             running jaxlib does not take our handlers; the allocator of jaxlib cannot be found; JAX
-            is configured for several processes but `jax.distributed.initialize()` was not called.
-        ValueError: an environment variable `STRATA_*` has an unknown name or value.
+            is configured for several processes but `jax.distributed.initialize()` was not called;
+            another process of the job did not call this in time, or has another version or other
+            settings.
+        ValueError: `timeout_s` is not above 0; an environment variable `STRATA_*` has an unknown
+            name or value.
     """
-    global _active, _arena_report, _hook
+    global _active, _hook
     with _lock:
         if _active:
             raise RuntimeError(
@@ -62,33 +77,87 @@ def init(*, strict: bool = False) -> None:
         _compat.check_window()
         _check_ffi_api()
         _check_distributed()
+        if timeout_s is None:
+            timeout_s = settings.timeout_s
+        elif not 0 < timeout_s <= 1e6:
+            raise ValueError(
+                f"strata_jax.init(): timeout_s is {timeout_s}, but must be a number of seconds "
+                f"above 0, at most 1000000"
+            )
+        across_s = timeout_s or _ACROSS_TIMEOUT_S
         _core.configure(
             warn_s=settings.warn_s,
-            fail_s=settings.timeout_s,
+            fail_s=timeout_s or _TIMEOUT_S,
+            fail_across_s=across_s,
             num_workers=settings.num_workers,
             isa=settings.isa,
             check_ragged=settings.check_ragged,
         )
-        # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
-        _arena_report = _core.arena_install(
-            reserve_bytes=settings.arena_bytes,
-            keep_bytes=settings.keep_bytes,
-            huge_pages=settings.huge_pages,
-            shared=False,
-            library=_compat.ALLOCATOR_LIBRARY,
-        )
-        _core.arena_verify()
         strict = strict or settings.strict
-        _hook = rewrite.make_callback(
-            strict=strict,
-            process_index=_compat.distributed_process_index(),
-            counters=_compile_counters,
-        )
+        # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
+        _enter(settings, across_s, strict)
+        _hook = rewrite.make_callback(strict=strict, hosts=_place.hosts, counters=_compile_counters)
         _install_once()
         _watch_interrupts()
         mark.switch_on(strict=strict)
         _active = True
     logging.info("strata_jax is on: %s kernels, arena %s", _core.isa(), _arena_report)
+
+
+def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
+    """Puts the arena in front of the allocator, shared with the other processes of this host."""
+    global _arena_report, _place, _epoch
+    listener = None
+    place = joining.ALONE
+    if _compat.distributed_num_processes() > 1:
+        listener = joining.make_listener()
+        place = joining.find_place(
+            listener, _epoch, timeout_s, settings.arena_bytes, f"strict={strict}"
+        )
+        _epoch += 1
+    joined = _core.has_joined()
+    if joined:
+        _check_rejoined(place)
+    shared = len(place.members) > 1
+    _arena_report = _core.arena_install(
+        reserve_bytes=place.arena_bytes if shared else settings.arena_bytes,
+        keep_bytes=settings.keep_bytes,
+        huge_pages=settings.huge_pages,
+        shared=shared,
+        address=place.arena_address if shared else 0,
+        library=_compat.ALLOCATOR_LIBRARY,
+    )
+    _core.arena_verify()
+    if shared and not joined:
+        assert listener is not None
+        try:
+            joining.join(listener, place, timeout_s, _spin_us(place, settings))
+        except RuntimeError:
+            _core.arena_uninstall()
+            raise
+        _core.start_fabric()
+    if listener is not None:
+        listener.close()
+    _place = place
+
+
+def _check_rejoined(place: joining.Place) -> None:
+    dead = _core.dead_processes()
+    if dead:
+        raise RuntimeError(
+            f"strata_jax.init(): {', '.join(dead)} of this job has ended, so it cannot join again; "
+            f"start the job again"
+        )
+    if (place.hosts, place.members) != (_place.hosts, _place.members):
+        raise RuntimeError(
+            "strata_jax.init(): this process has joined others before, and the job has changed "
+            "since; start the job again"
+        )
+
+
+def _spin_us(place: joining.Place, settings: _env.Settings) -> float:
+    """Returns how long a rank may look for others again and again: not without spare cores."""
+    return _SPIN_US if len(place.members) <= place.records[place.members[0]]["cores"] else 0.0
 
 
 def shutdown() -> None:
@@ -193,8 +262,13 @@ def _install_once() -> None:
     _compat.register_hlo_transform(HOOK_NAME, lambda data: _hook(data))
     rules.install()
     # Registered after JAX's own exit functions, hence run before them: those wait for programs.
-    atexit.register(_core.limit_deadline, _EXIT_TIMEOUT_S)
+    atexit.register(_at_exit)
     _installed = True
+
+
+def _at_exit() -> None:
+    _core.set_exiting()
+    _core.limit_deadline(_EXIT_TIMEOUT_S)
 
 
 def _watch_interrupts() -> None:

@@ -26,15 +26,18 @@ add_library(strata_core STATIC
   ${core}/collective_permute.cc
   ${core}/collective_spec.cc
   ${core}/copy_bandwidth.cc
+  ${core}/fabric.cc
   ${core}/kernels.cc
   ${core}/lanes.cc
   ${core}/operation.cc
+  ${core}/process_meeting.cc
   ${core}/ragged_all_to_all.cc
   ${core}/reduce_scatter.cc
   ${core}/types.cc
   ${core}/watchdog.cc
   ${core}/work.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/memory_linux.cc
+  ${CMAKE_CURRENT_LIST_DIR}/platform/shared_linux.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/symbol_slots_linux.cc
   ${CMAKE_CURRENT_LIST_DIR}/platform/threads_linux.cc
 )

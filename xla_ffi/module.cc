@@ -14,6 +14,7 @@
 #include "core/kernels.h"
 #include "core/watchdog.h"
 #include "handlers/collective.h"
+#include "joining.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace nb = nanobind;
@@ -45,8 +46,8 @@ Capsules TypeRegistrations() {
   return types;
 }
 
-void Configure(double warn_s, double fail_s, int num_workers, const std::string& isa,
-               bool check_ragged) {
+void Configure(double warn_s, double fail_s, double fail_across_s, int num_workers,
+               const std::string& isa, bool check_ragged) {
   if (!core::SelectKernels(isa.c_str())) {
     throw nb::value_error(("this machine has no kernels for instruction set '" + isa +
                            "'; use 'baseline', or leave the choice open")
@@ -54,12 +55,13 @@ void Configure(double warn_s, double fail_s, int num_workers, const std::string&
   }
   core::SetNumThreads(num_workers);
   core::SetRaggedChecks(check_ragged);
-  core::Watchdog::Start(warn_s, fail_s);
+  core::Watchdog::Start(warn_s, fail_s, fail_across_s);
 }
 
 Report ArenaInstall(int64_t reserve_bytes, int64_t keep_bytes, bool huge_pages, bool shared,
-                    const std::string& library) {
+                    uint64_t address, const std::string& library) {
   core::ArenaOptions options;
+  options.address = address;
   options.reserve_bytes = reserve_bytes;
   options.keep_bytes = keep_bytes;
   options.huge_pages = huge_pages;
@@ -106,6 +108,7 @@ nb::dict ArenaStats() {
   stats["discarded_bytes"] = now.discarded_bytes;
   stats["num_blocks"] = now.num_blocks;
   stats["num_free_blocks"] = now.num_free_blocks;
+  stats["quarantined_bytes"] = now.quarantined_bytes;
   nb::dict fallbacks;
   fallbacks["small"] = now.fallback_small;
   fallbacks["exhausted"] = now.fallback_exhausted;
@@ -128,6 +131,9 @@ Report Stats() {
     counts["bytes"] = counters.bytes.load();
     counts["written_bytes"] = counters.written_bytes.load();
     counts["registered_bytes"] = counters.registered_bytes.load();
+    counts["across"] = counters.across.load();
+    counts["mailed"] = counters.mailed.load();
+    counts["staged_bytes"] = counters.staged_bytes.load();
     counts["failed"] = counters.failed.load();
     stats[target.operation.name] = counts;
   }
@@ -143,15 +149,16 @@ NB_MODULE(_core, m) {
   m.def("registrations", Registrations, "FFI targets, for jax.ffi.register_ffi_target.");
   m.def("type_registrations", TypeRegistrations, "FFI state types, to register before targets.");
   m.def("configure", Configure, nb::kw_only(), nb::arg("warn_s"), nb::arg("fail_s"),
-        nb::arg("num_workers"), nb::arg("isa"), nb::arg("check_ragged"),
+        nb::arg("fail_across_s"), nb::arg("num_workers"), nb::arg("isa"), nb::arg("check_ragged"),
         "Sets deadlines, workers, kernels and checks.");
   m.def("isa", [] { return core::Kernels().name; }, "Instruction set of the kernels in use.");
   m.def("arena_install", ArenaInstall, nb::kw_only(), nb::arg("reserve_bytes"),
-        nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("shared"), nb::arg("library"),
-        "Redirects the allocator of a loaded library to the arena.");
+        nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("shared"), nb::arg("address"),
+        nb::arg("library"), "Redirects the allocator of a loaded library to the arena.");
   m.def("arena_uninstall", ArenaUninstall, "New arrays come from where they came from before.");
   m.def("arena_verify", core::VerifyAllocator, "Redirects slots that were written since.");
   m.def("arena_trim", ArenaTrim, "Gives all kept pages back; returns how many bytes.");
+  BindJoining(m);
   m.def("stats", Stats, "Counters of the arena and of the collectives.");
   m.def("limit_deadline", core::Watchdog::LimitDeadline, nb::arg("timeout_s"),
         "From now on operations fail after at most this long.");

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from strata_jax.hlo import attributes, schema
@@ -149,24 +149,37 @@ def _dtype_problem(call: Call, element_type: int) -> str:
     return ""
 
 
-def _place_problem(groups: Groups, devices: list[int] | None, process_index: int) -> str:
+def crosses_hosts(devices: Iterable[int], hosts: Sequence[int]) -> bool:
+    """Say whether devices, by global id, are on more than one host.
+
+    Args:
+        devices: their ids.
+        hosts: number of the host of each process of the job, by process index.
+    """
+    processes = {device >> _PROCESS_SHIFT for device in devices}
+    if any(process >= len(hosts) for process in processes):  # not of this job
+        return True
+    return len({hosts[process] for process in processes}) > 1
+
+
+def _place_problem(groups: Groups, devices: list[int] | None, hosts: Sequence[int]) -> str:
     if devices is None:
         return "cross-replica"
     ids = [i for group in groups for i in group]
     if len(set(ids)) != len(ids) or not all(0 <= i < len(devices) for i in ids):
         return "groups"
-    if any(devices[i] >> _PROCESS_SHIFT != process_index for i in ids):
-        return "crosses processes"
+    if any(crosses_hosts((devices[i] for i in group), hosts) for group in groups):
+        return "crosses hosts"
     return ""
 
 
 class Finder:
     """Judges the collectives of one module."""
 
-    def __init__(self, module: Any, computations: dict[int, Any], process_index: int) -> None:
+    def __init__(self, module: Any, computations: dict[int, Any], hosts: Sequence[int]) -> None:
         self._computations = computations
         self._devices = device_table(module)
-        self._process_index = process_index
+        self._hosts = hosts
         self._kinds: dict[int, int | None] = {}  # reducer -> kind
         self._groups: GroupCache = {}  # most calls of a module have the same groups
 
@@ -215,7 +228,7 @@ class Finder:
             problem = _dtype_problem(call, shape.element_type)
             if problem:
                 return problem
-        problem = _place_problem(call.groups, self._devices, self._process_index)
+        problem = _place_problem(call.groups, self._devices, self._hosts)
         if problem:
             return problem
         if call.operation.equal_groups and len(set(map(len, call.groups))) > 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
@@ -63,10 +63,10 @@ class _Names:
 class _Rewriter:
     """The work on one module."""
 
-    def __init__(self, module: Any, scan: Scan, process_index: int, names: _Names) -> None:
+    def __init__(self, module: Any, scan: Scan, hosts: Sequence[int], names: _Names) -> None:
         self._module = module
         self._scan = scan
-        self._finder = Finder(module, scan.computations, process_index)
+        self._finder = Finder(module, scan.computations, hosts)
         self._names = names
         self._graphs: dict[int, Graph] = {}
         self.tally = Tally()
@@ -98,7 +98,7 @@ class _Rewriter:
             call.instruction,
             f"{call.operation.opcode} {call.instruction.name} of module {self._module.name} was "
             f"lowered to run on the fabric, but cannot: {problem}. It has to be one that JAX can "
-            f"express, over devices of this process, in a computation that is called from one "
+            f"express, over devices of one host, in a computation that is called from one "
             f"place. Compile this program inside `with strata_jax.disabled():`, and report it.",
             call.operation,
         )
@@ -191,13 +191,14 @@ def _strict_text(opcode: str, name: str, module_name: str, reason: str) -> str:
     )
 
 
-def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters) -> bytes | None:
+def rewrite(data: bytes, *, strict: bool, hosts: Sequence[int], counters: Counters) -> bytes | None:
     """Rewrite one module.
 
     Args:
         data: the serialised HloModuleProto.
         strict: make the program fail to compile where a collective stays native.
-        process_index: index of this process; groups that leave it stay native.
+        hosts: number of the host of each process of the job, by process index; groups that are
+            on several stay native.
         counters: where to count what was done.
 
     Returns:
@@ -212,7 +213,7 @@ def rewrite(data: bytes, *, strict: bool, process_index: int, counters: Counters
     if scan.is_bound:  # a module that went through the hook before
         return None
     names = _Names(data)
-    rewriter = _Rewriter(module, scan, process_index, names)
+    rewriter = _Rewriter(module, scan, hosts, names)
     tally = rewriter.tally
     if mark.startswith(MARK_DONATES):
         rewriter.leave_all(DONATION)
@@ -261,7 +262,7 @@ def _fail_module(data: bytes) -> bytes:
 
 
 def make_callback(
-    *, strict: bool, process_index: int, counters: Counters
+    *, strict: bool, hosts: Sequence[int], counters: Counters
 ) -> Callable[[bytes], bytes | None]:
     """Return the function to register as compile hook; it never raises.
 
@@ -273,7 +274,7 @@ def make_callback(
         if _MARK_BYTES not in data or not any(word in data for word in _COLLECTIVE_BYTES):
             return None
         try:
-            return rewrite(data, strict=strict, process_index=process_index, counters=counters)
+            return rewrite(data, strict=strict, hosts=hosts, counters=counters)
         except Exception:  # pylint: disable=broad-except
             # An exception here would abort the process on jaxlib 0.10.
             if counters.first(HOOK_ERROR):

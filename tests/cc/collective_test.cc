@@ -69,7 +69,7 @@ std::unique_ptr<Collective> Make(std::vector<std::vector<int64_t>> groups, Finis
   spec.module_name = "jit_step";
   spec.name = "psum.3";
   std::string error;
-  auto collective = Collective::Create(std::move(spec), &error);
+  auto collective = Collective::Create(std::move(spec), nullptr, &error);
   EXPECT_NE(collective, nullptr) << error;
   return collective;
 }
@@ -81,6 +81,11 @@ void Arrive(Collective& collective, int64_t partition, int64_t run_id, const std
   void* out_pointer = out->data();
   collective.Arrive(partition, run_id,
                     {1, 1, &part, &part, &in_pointer, &out_pointer, std::move(completion)}, kPool);
+}
+
+// Chooses the uses whose first rank came at or before `tick`.
+Which ArrivedBy(uint32_t tick) {
+  return [tick](uint32_t first, bool) { return static_cast<int32_t>(tick - first) >= 0; };
 }
 
 class Meetings : public testing::TestWithParam<Finish> {};
@@ -160,11 +165,11 @@ TEST_P(Meetings, MissingRanksAreNamed) {
   collective->ReportOpen(Watchdog::Now(), &lines);
   collective->ReportOpen(Watchdog::Now(), &lines);
   ASSERT_EQ(lines.size(), 1u);  // once
-  EXPECT_EQ(collective->FailOpen(Watchdog::Now() - 1000, FailureCode::kDeadlineExceeded,
-                                 [](const std::string& who) { return who; }),
+  EXPECT_EQ(collective->FailOpen(ArrivedBy(Watchdog::Now() - 1000), FailureCode::kDeadlineExceeded,
+                                 [](const std::string& who, bool) { return who; }),
             0);  // too young
-  EXPECT_EQ(collective->FailOpen(Watchdog::Now(), FailureCode::kDeadlineExceeded,
-                                 [](const std::string& who) { return who + "!"; }),
+  EXPECT_EQ(collective->FailOpen(ArrivedBy(Watchdog::Now()), FailureCode::kDeadlineExceeded,
+                                 [](const std::string& who, bool) { return who + "!"; }),
             1);
   const auto failure = waiting.Wait();
   ASSERT_TRUE(failure.has_value());
@@ -184,8 +189,8 @@ TEST(Collective, ManyFailedRunsAreForgotten) {
   std::vector<Outcome> outcomes(100);
   for (int run = 0; run < 100; ++run) {
     Arrive(*collective, 0, run, a, &out, outcomes[run].MakeCompletion());
-    collective->FailOpen(Watchdog::Now(), FailureCode::kCancelled,
-                         [](const std::string& who) { return who; });
+    collective->FailOpen(ArrivedBy(Watchdog::Now()), FailureCode::kCancelled,
+                         [](const std::string& who, bool) { return who; });
     EXPECT_TRUE(outcomes[run].Wait().has_value());
   }
   // The last ones are remembered, the first ones not: there a rank would wait again.
@@ -194,8 +199,8 @@ TEST(Collective, ManyFailedRunsAreForgotten) {
   EXPECT_TRUE(late.Wait().has_value());
   Arrive(*collective, 1, 0, a, &out, early.MakeCompletion());
   EXPECT_FALSE(early.IsDone());
-  EXPECT_EQ(FailOpenUses(Watchdog::Now(), FailureCode::kCancelled,
-                         [](const std::string& who) { return who; }),
+  EXPECT_EQ(FailOpenUses([](uint32_t, bool) { return true; }, FailureCode::kCancelled,
+                         [](const std::string& who, bool) { return who; }),
             1);
   EXPECT_TRUE(early.Wait().has_value());
 }
@@ -228,7 +233,7 @@ TEST(Collective, BadSpecsAreRefused) {
     spec.groups = std::move(groups);
     spec.devices = {0, 1};
     std::string error;
-    EXPECT_EQ(Collective::Create(std::move(spec), &error), nullptr);
+    EXPECT_EQ(Collective::Create(std::move(spec), nullptr, &error), nullptr);
     return error;
   };
   EXPECT_EQ(error_of({{0, 2}}), "replica group member 2 of a program with 2 partitions");
@@ -286,7 +291,7 @@ TEST_P(Meetings, ContinuationsCallAgainAndTheLastOneDestroys) {
 }
 
 TEST(Watchdog, FailsAtTheDeadline) {
-  Watchdog::Start(0.25, 0.75);
+  Watchdog::Start(0.25, 0.75, 40);
   auto collective = Make({{0, 1}}, Finish::kLane, 2);
   std::vector<float> a(1), out(1);
   Outcome outcome;
@@ -299,14 +304,14 @@ TEST(Watchdog, FailsAtTheDeadline) {
   EXPECT_NE(failure->message.find("within 0.75 s"), std::string::npos) << failure->message;
   EXPECT_GT(waited.count(), 0.4);
   EXPECT_LT(waited.count(), 10);
-  Watchdog::Start(20, 40);
+  Watchdog::Start(20, 40, 40);
 }
 
 TEST(Watchdog, AnInterruptFailsWhatWaits) {
   int fds[2], forward[2];
   ASSERT_EQ(pipe(fds), 0);
   ASSERT_EQ(pipe(forward), 0);
-  Watchdog::Start(20, 40);
+  Watchdog::Start(20, 40, 40);
   Watchdog::WatchInterrupts(fds[0], forward[1]);
   auto collective = Make({{0, 1}}, Finish::kLane, 2);
   std::vector<float> a(1), out(1);

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -102,13 +102,13 @@ def compile_rewritten(function: Any, *args: Any, **options: Any) -> str:
 
 
 def hook(
-    strict: bool = False, process_index: int = 0, counters: Counters | None = None
+    strict: bool = False, hosts: Sequence[int] = (0,), counters: Counters | None = None
 ) -> Callable[[bytes], bytes | None]:
     """Return the compile hook, raising what it would only count."""
     counters = counters or Counters()
 
     def callback(data: bytes) -> bytes | None:
-        return rewrite.rewrite(data, strict=strict, process_index=process_index, counters=counters)
+        return rewrite.rewrite(data, strict=strict, hosts=hosts, counters=counters)
 
     return callback
 

@@ -145,12 +145,12 @@ class LoweredTest(parameterized.TestCase):
         self.assertIn("groups", programs.attributes_of(call)["error"])
         self.assertEqual(counts["failed"], 1)
 
-    def test_that_crosses_processes_fails_with_a_text(self) -> None:
-        module, counts = programs.rewritten(self._capture(), process_index=3)
+    def test_that_crosses_hosts_fails_with_a_text(self) -> None:
+        module, counts = programs.rewritten(self._capture(), hosts=())
         (call,) = programs.calls(module)
         values = programs.attributes_of(call)
         self.assertEqual(list(values), ["error"])
-        self.assertIn("crosses processes", values["error"])
+        self.assertIn("crosses hosts", values["error"])
         self.assertIn(call.name, values["error"])
         self.assertEqual((counts["failed"], counts["calls"], counts["lowered"]), (1, 0, 0))
 

@@ -46,13 +46,14 @@ class LeftTest(parameterized.TestCase):
         module.ClearField("device_assignment")
         self.assertEqual(self._reasons(module.SerializeToString()), {"cross-replica": 1})
 
-    def test_crosses_processes(self) -> None:
-        self.assertEqual(
-            self._reasons(programs.captured("psum"), process_index=1), {"crosses processes": 1}
-        )
+    def test_crosses_hosts(self) -> None:
+        self.assertEqual(self._reasons(programs.captured("psum"), hosts=()), {"crosses hosts": 1})
         module = programs.parse(programs.captured("psum"))
         module.device_assignment.computation_devices[5].replica_device_ids[:] = [2048]
-        self.assertEqual(self._reasons(module.SerializeToString()), {"crosses processes": 1})
+        data = module.SerializeToString()
+        self.assertEqual(self._reasons(data), {"crosses hosts": 1})
+        self.assertEqual(self._reasons(data, hosts=(0, 1)), {"crosses hosts": 1})
+        self.assertEqual(programs.rewritten(data, hosts=(0, 0))[1]["left"], {})
 
     @parameterized.parameters(([0, 8],), ([0, -1],), ([0, 1, 1],))
     def test_groups_of_wrong_partitions(self, ids: list[int]) -> None:

@@ -207,11 +207,11 @@ class StrictTest(absltest.TestCase):
 
     def test_xla_keeps_the_error(self) -> None:
         complaint = programs.compile_rewritten(
-            *programs.ALL["psum"][:1], *programs.ALL["psum"][1], strict=True, process_index=1
+            *programs.ALL["psum"][:1], *programs.ALL["psum"][1], strict=True, hosts=()
         )
         self.assertTrue(
             "No FFI handler registered for strata_all_reduce" in complaint
-            or "crosses processes" in complaint,
+            or "crosses hosts" in complaint,
             complaint,
         )
 
@@ -232,7 +232,7 @@ class CallbackTest(absltest.TestCase):
         self.counters = Counters()
 
     def _callback(self, strict: bool = False) -> Callable[[bytes], bytes | None]:
-        return rewrite.make_callback(strict=strict, process_index=0, counters=self.counters)
+        return rewrite.make_callback(strict=strict, hosts=(0,), counters=self.counters)
 
     def test_rewrites(self) -> None:
         result = self._callback()(programs.captured("psum"))

@@ -37,8 +37,8 @@ std::string Arena::Create(const ArenaOptions& options, std::unique_ptr<Arena>* a
   const size_t wanted = options.reserve_bytes <= 0 ? DefaultReserveBytes()
                                                    : static_cast<size_t>(options.reserve_bytes);
   std::unique_ptr<platform::Region> region;
-  const std::string error =
-      platform::Region::Reserve(backing, wanted, kSmallestReserveBytes, &region);
+  const std::string error = platform::Region::Reserve(
+      backing, wanted, kSmallestReserveBytes, &region, static_cast<uintptr_t>(options.address));
   if (!error.empty()) {
     return "arena: asked for " + std::to_string(wanted) +
            " bytes of address space; the system refused that and every smaller size down to " +
@@ -164,6 +164,35 @@ void Arena::Free(void* pointer) noexcept {
     ++counts_.invalid_frees;
     return;
   }
+  if (block->second.num_holds > 0) {
+    if (!block->second.freed) quarantined_ += block->second.num_bytes;
+    block->second.freed = true;
+    return;
+  }
+  Return(block);
+}
+
+char* Arena::Hold(const void* pointer) {
+  if (!Contains(pointer)) return nullptr;
+  const size_t offset = reinterpret_cast<uintptr_t>(pointer) - begin_;
+  Lock lock(*this);
+  const auto block = std::prev(blocks_.upper_bound(offset));
+  if (offset - block->first >= block->second.asked_bytes) return nullptr;
+  ++block->second.num_holds;
+  return region_->base() + block->first;
+}
+
+void Arena::Release(char* pointer) {
+  Lock lock(*this);
+  const auto block = blocks_.find(reinterpret_cast<uintptr_t>(pointer) - begin_);
+  if (block == blocks_.end() || block->second.num_holds == 0) return;
+  if (--block->second.num_holds > 0 || !block->second.freed) return;
+  block->second.freed = false;
+  quarantined_ -= block->second.num_bytes;
+  Return(block);
+}
+
+void Arena::Return(BlockMap::iterator block) {
   ++counts_.frees;
   in_use_ -= block->second.num_bytes;
   RemoveUse(block->first, block->second.num_bytes);
@@ -223,6 +252,7 @@ ArenaStats Arena::Stats() const {
   stats.in_use_bytes = in_use_;
   stats.peak_in_use_bytes = peak_in_use_;
   stats.kept_bytes = kept_;
+  stats.quarantined_bytes = quarantined_;
   stats.keep_limit_bytes = keep_limit_;
   stats.num_blocks = blocks_.size();
   stats.num_free_blocks = free_.size();

@@ -38,7 +38,8 @@ struct ArenaOptions {
   // (physical memory, or the limit of its cgroup).
   int64_t keep_bytes = -1;
   bool huge_pages = true;
-  bool shared = false;  // a file in memory that other processes can map, instead of private memory
+  bool shared = false;   // a file in memory that other processes can map, instead of private memory
+  uint64_t address = 0;  // where it is to be, the same in all processes that map it; 0: anywhere
 };
 
 struct ArenaStats {
@@ -56,6 +57,7 @@ struct ArenaStats {
   uint64_t discarded_bytes = 0;
   uint64_t num_blocks = 0;
   uint64_t num_free_blocks = 0;
+  uint64_t quarantined_bytes = 0;  // freed, but held: somebody may still write there
   // Requests that were refused, for libc to serve, by reason.
   uint64_t fallback_small = 0;
   uint64_t fallback_exhausted = 0;
@@ -86,6 +88,11 @@ class Arena {
 
   // `pointer` must be what Allocate returned.
   void Free(void* pointer) noexcept;
+
+  // Keeps the block that an address belongs to from being used again, also once it is freed, until
+  // Release() was called as often. The block's start; null where no block in use is.
+  char* Hold(const void* pointer);
+  void Release(char* block);
 
   // Whether an address is in the range, at any time, used or not. Takes no lock.
   bool Contains(const void* pointer) const noexcept {
@@ -130,6 +137,8 @@ class Arena {
   struct Block {
     size_t num_bytes = 0;
     size_t asked_bytes = 0;  // 0: free
+    uint32_t num_holds = 0;
+    bool freed = false;  // while it is held
     uint64_t generation = 0;
     // This block's element of free_, held here while the block is in use, so that Free needs no
     // memory.
@@ -146,6 +155,7 @@ class Arena {
 
   // All below need mutex_ held.
   void* Place(size_t num_bytes, size_t alignment);
+  void Return(BlockMap::iterator block);
   bool EnsureCommitted(size_t end);
   static BlockMap::node_type MakeBlock(size_t offset, size_t num_bytes);
   void PutFree(BlockMap::iterator block);
@@ -182,6 +192,7 @@ class Arena {
   size_t in_use_ = 0;
   size_t peak_in_use_ = 0;
   size_t kept_ = 0;
+  size_t quarantined_ = 0;
   ArenaStats counts_;  // only its counters of events; Stats() fills in the rest
   bool forked_ = false;
   uint64_t ticked_allocations_ = 0;

@@ -2,6 +2,7 @@
 #include "core/collective.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "core/alloc_hook.h"
@@ -18,6 +19,9 @@ constexpr int64_t kAloneBytes = 2 << 20;
 // rank that raised never comes; its run is forgotten when this many later ones failed.
 constexpr size_t kMaxFailedUses = 8;
 
+// Runs of which a group remembers how often its operation began. A device runs one after the other.
+constexpr size_t kMaxRuns = 64;
+
 struct Registry {
   std::mutex mu;  // guards all; held while the watchdog looks through it
   std::set<Collective*> all;
@@ -25,6 +29,17 @@ struct Registry {
 Registry& GetRegistry() {
   static Registry& registry = *new Registry;  // leaked: the watchdog reads it until exit
   return registry;
+}
+
+uint64_t Hash(uint64_t hash, uint64_t value) {  // FNV-1a over the bytes of a number
+  for (int i = 0; i < 8; ++i) hash = (hash ^ (value >> (8 * i) & 0xff)) * 0x100000001b3;
+  return hash;
+}
+
+uint64_t Hash(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
+  return hash;
 }
 
 std::string Describe(const Part* parts, size_t num_parts) {
@@ -51,6 +66,7 @@ struct Collective::Use {
   std::vector<Completion> completions;  // by rank
   std::vector<bool> arrived;            // by rank; a completion is gone once it ran
   std::shared_ptr<const Failure> failure;
+  std::shared_ptr<ProcessMeeting> meeting;  // once all ranks of this process are here
   core::Work work;
 
   void Begin(int64_t run, const Arrival& first, int num_ranks) {
@@ -74,40 +90,106 @@ struct Collective::Use {
   }
 };
 
+// The ranks of this process are numbered among themselves, which for most groups is among all.
 struct Collective::Group {
-  std::vector<int64_t> partitions;          // by rank
-  std::vector<int64_t> devices;             // by rank
-  std::vector<Lane*> lanes;                 // by rank
-  std::vector<int> sources;                 // by rank, see Meeting
+  std::vector<int64_t> devices;  // by rank of this process
+  std::vector<Lane*> lanes;      // by rank of this process
+  std::vector<int> sources;      // by rank of all, see Meeting
+  ProcessGroup processes;        // where the group has ranks elsewhere, else without slots
+  Launches* launches = nullptr;  // there as well
+
+  bool across() const { return !processes.slots.empty(); }
+
   std::mutex mu;                            // guards all below, and a use until all ranks arrived
   std::vector<std::shared_ptr<Use>> uses;   // open or failed, oldest first
   std::vector<std::shared_ptr<Use>> spare;  // done, for the next ones: a call need not allocate
+  // Uses that began in the latest runs, where across: what tells the turns of a loop apart.
+  struct Turns {
+    int64_t run_id;
+    uint32_t num_uses;
+  };
+  std::deque<Turns> turns;
+
+  uint32_t NextTurn(int64_t run_id) {
+    for (auto it = turns.rbegin(); it != turns.rend(); ++it) {
+      if (it->run_id == run_id) return it->num_uses++;
+    }
+    if (turns.size() == kMaxRuns) turns.pop_front();
+    turns.push_back({run_id, 1});
+    return 0;
+  }
 };
 
-std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, std::string* error) {
+std::unique_ptr<Collective> Collective::Create(CollectiveSpec spec, Fabric* fabric,
+                                               std::string* error) {
   *error = CheckSpec(spec);
+  for (const auto& group : spec.groups) {
+    for (int64_t partition : group) {
+      if (!error->empty()) break;
+      const int64_t device = spec.devices[partition], first = spec.devices[group[0]];
+      if (device >> kProcessShift == first >> kProcessShift) continue;
+      if (fabric == nullptr) {
+        *error = "a group with devices " + std::to_string(first) + " and " +
+                 std::to_string(device) +
+                 " is in two processes, which this process has not joined; call "
+                 "strata_jax.init() after jax.distributed.initialize() in every process before "
+                 "the program is loaded";
+      } else if ((fabric->SlotOf(device) < 0) != (fabric->SlotOf(first) < 0)) {
+        *error = "a group with devices " + std::to_string(first) + " and " +
+                 std::to_string(device) + " is on two hosts; compile the program again";
+      }
+    }
+  }
   if (!error->empty()) return nullptr;
-  return std::unique_ptr<Collective>(new Collective(std::move(spec)));
+  spec.label = std::string(spec.operation->name) + " " + spec.name + " (operation " +
+               std::to_string(spec.op_index) + ") in " + spec.module_name;
+  spec.operation_id = static_cast<int32_t>(Hash(spec.operation->name));
+  return std::unique_ptr<Collective>(new Collective(std::move(spec), fabric));
 }
 
-Collective::Collective(CollectiveSpec spec)
+Collective::Collective(CollectiveSpec spec, Fabric* fabric)
     : spec_(std::move(spec)),
+      fabric_(fabric),
       group_of_(spec_.devices.size(), -1),
       rank_of_(spec_.devices.size(), -1) {
+  uint64_t program = Hash(spec_.module_name);
+  for (int64_t device : spec_.devices) program = Hash(program, static_cast<uint64_t>(device));
   for (size_t g = 0; g < spec_.groups.size(); ++g) {
     const auto& partitions = spec_.groups[g];
     auto group = std::make_unique<Group>();
-    group->partitions = partitions;
     if (!spec_.sources.empty()) {
       group->sources = spec_.sources[g];
     } else {
       group->sources.assign(partitions.size(), -1);
     }
-    for (int64_t partition : partitions) {
+    ProcessGroup processes;
+    processes.num_ranks = static_cast<int>(partitions.size());
+    for (size_t rank = 0; rank < partitions.size(); ++rank) {
+      const int64_t partition = partitions[rank], device = spec_.devices[partition];
+      processes.devices.push_back(device);
+      if (fabric_ != nullptr) {
+        const int slot = fabric_->SlotOf(device);
+        auto& slots = processes.slots;
+        const size_t at = std::find(slots.begin(), slots.end(), slot) - slots.begin();
+        if (at == slots.size()) {
+          slots.push_back(slot);
+          processes.ranks.emplace_back();
+          if (slot >= 0) processes.mask |= uint64_t{1} << slot;
+          if (slot == fabric_->slot()) processes.own = static_cast<int>(at);
+        }
+        processes.ranks[at].push_back(static_cast<int>(rank));
+        if (slot != fabric_->slot()) continue;
+      }
       group_of_[partition] = static_cast<int>(groups_.size());
       rank_of_[partition] = static_cast<int>(group->devices.size());
-      group->devices.push_back(spec_.devices[partition]);
-      group->lanes.push_back(&LaneOf(spec_.devices[partition]));
+      group->devices.push_back(device);
+      group->lanes.push_back(&LaneOf(device));
+    }
+    if (processes.slots.size() > 1) {
+      processes.key = Hash(Hash(program, static_cast<uint64_t>(spec_.op_index)),
+                           static_cast<uint64_t>(partitions[0]));
+      group->launches = &fabric_->LaunchesOf(program);
+      group->processes = std::move(processes);
     }
     groups_.push_back(std::move(group));
   }
@@ -127,13 +209,13 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
   if (partition < 0 || partition >= static_cast<int64_t>(group_of_.size()) ||
       group_of_[partition] < 0) {
     const Failure failure{FailureCode::kInternal, "partition " + std::to_string(partition) +
-                                                      " is in no replica group of " + spec_.name +
-                                                      " in " + spec_.module_name};
+                                                      " is in no replica group of " + spec_.label +
+                                                      " with devices of this process"};
     arrival.completion.Run(&failure);
     return;
   }
   Group& group = *groups_[group_of_[partition]];
-  const int rank = rank_of_[partition], num_ranks = static_cast<int>(group.partitions.size());
+  const int rank = rank_of_[partition], num_ranks = static_cast<int>(group.devices.size());
   std::shared_ptr<Use> use;
   std::shared_ptr<const Failure> failure;
   bool is_last = false, fail_others = false;
@@ -163,12 +245,17 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
     } else {
       use->arrived[rank] = true;
       is_last = ++use->num_arrived == num_ranks;
-      if (use->failure != nullptr) {
+      if (use->failure == nullptr && group.across() &&
+          (fabric_->dead() & group.processes.mask) != 0) {
+        // After the use can be found: who marks a process dead later fails this use.
+        failure = use->failure = DeadFailure(group);
+        fail_others = true;
+      } else if (use->failure != nullptr) {
         failure = use->failure;
       } else if (!use->IsLike(arrival)) {
         failure = use->failure = std::make_shared<Failure>(
             Failure{FailureCode::kInvalidArgument,
-                    Title() + ": device " + std::to_string(group.devices[rank]) + " brings " +
+                    spec_.label + ": device " + std::to_string(group.devices[rank]) + " brings " +
                         Describe(arrival.in_parts, arrival.num_in) + " for " +
                         Describe(arrival.out_parts, arrival.num_out) + ", the ranks before it " +
                         Describe(use->in_parts.data(), use->in_parts.size()) + " for " +
@@ -185,21 +272,71 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
         }
         use->completions[rank] = std::move(arrival.completion);
       }
-      if (is_last) group.uses.erase(it);
+      if (is_last && (failure != nullptr || !group.across())) {
+        group.uses.erase(it);
+      } else if (is_last) {
+        Meet(group, use, run_id, rank);
+      }
     }
   }
   if (failure != nullptr) {
     if (fail_others) Fail(*use, group, failure);
     arrival.completion.Run(failure.get());
+  } else if (is_last && group.across()) {
+    const std::shared_ptr<ProcessMeeting> meeting = use->meeting;
+    use.reset();
+    meeting->Begin(pool);  // after it ends this object may be gone
   } else if (is_last) {
     Work(group, std::move(use), rank, pool);
   }
 }
 
+// All ranks of this process are here; the group's lock is held.
+void Collective::Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run_id, int rank) {
+  const Launches::Number number = group.launches->Of(run_id);
+  uint64_t key = Hash(Hash(group.processes.key, number.executable), number.run);
+  key = Hash(key, group.NextTurn(run_id));
+  use->meeting = std::make_shared<ProcessMeeting>(
+      *fabric_, spec_, group.processes, group.sources, key == 0 ? 1 : key, use->in_parts,
+      use->out_parts, use->in, use->out,
+      [this, &group, use, rank](std::shared_ptr<const Failure> failure, bool own_thread) {
+        End(group, use, std::move(failure), own_thread ? rank : -1);
+      });
+}
+
+// A meeting across processes has ended.
+void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<const Failure> failure,
+                     int own_rank) {
+  {
+    std::lock_guard<std::mutex> lock(group.mu);
+    group.uses.erase(std::find(group.uses.begin(), group.uses.end(), use));
+    use->meeting = nullptr;
+  }
+  if (failure != nullptr) {
+    Fail(*use, group, std::move(failure));
+    return;
+  }
+  if (own_rank >= 0) {
+    CompleteAll(std::move(use), group, own_rank, false);
+    return;
+  }
+  // On the engine's thread, or a helper's, which have other work to do than a program's rest.
+  for (size_t r = 0; r < use->completions.size(); ++r) {
+    group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
+  }
+}
+
+std::shared_ptr<const Failure> Collective::DeadFailure(const Group& group) const {
+  return std::make_shared<Failure>(
+      Failure{FailureCode::kCancelled,
+              spec_.label + ": " + fabric_->WhyDead(group.processes.mask, group.processes.devices) +
+                  ". Operations with it cannot run any more; start the job again"});
+}
+
 // Runs on the thread of the last rank to arrive; the use is this thread's alone until helpers are
 // called in.
 void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool) {
-  const int num_ranks = static_cast<int>(group.partitions.size());
+  const int num_ranks = static_cast<int>(group.devices.size());
   use->work.Clear();
   const std::string error =
       spec_.operation->plan({spec_.details, num_ranks, group.sources, use->in_parts, use->out_parts,
@@ -207,7 +344,8 @@ void Collective::Work(Group& group, std::shared_ptr<Use> use, int rank, const Th
                             use->work);
   if (!error.empty()) {
     Fail(*use, group,
-         std::make_shared<Failure>(Failure{FailureCode::kInvalidArgument, Title() + ": " + error}));
+         std::make_shared<Failure>(
+             Failure{FailureCode::kInvalidArgument, spec_.label + ": " + error}));
     return;
   }
   use->work.Plan();
@@ -282,36 +420,55 @@ void Collective::Fail(Use& use, const Group& group, std::shared_ptr<const Failur
   }
 }
 
-std::string Collective::Title() const {
-  return std::string(spec_.operation->name) + " " + spec_.name + " in " + spec_.module_name;
-}
-
 std::string Collective::Who(const Use& use, const Group& group) const {
   std::string here, missing;
   int num_missing = 0;
   for (size_t r = 0; r < use.arrived.size(); ++r) {
     std::string& list = use.arrived[r] ? here : missing;
     num_missing += use.arrived[r] ? 0 : 1;
-    list += (list.empty() ? "" : ", ") + std::to_string(r) + " (device " +
-            std::to_string(group.devices[r]) + ")";
+    list +=
+        (list.empty() ? "" : ", ") +
+        (group.across() ? std::to_string(group.devices[r])
+                        : std::to_string(r) + " (device " + std::to_string(group.devices[r]) + ")");
   }
-  return std::string(spec_.operation->name) + " " + spec_.name + " (operation " +
-         std::to_string(spec_.op_index) + ") in " + spec_.module_name + ", " +
-         Describe(use.in_parts.data(), use.in_parts.size()) + ": rank " + here +
-         " waits for rank " + missing;
+  const std::string what =
+      spec_.label + ", " + Describe(use.in_parts.data(), use.in_parts.size()) + ": ";
+  if (!group.across()) return what + "rank " + here + " waits for rank " + missing;
+  const ProcessGroup& all = group.processes;
+  if (use.meeting == nullptr) {
+    return what + "in " + fabric_->Title(fabric_->slot()) + " device " + here +
+           " waits for device " + missing;
+  }
+  std::string ranks;
+  for (int rank : all.ranks[all.own]) {
+    ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(rank) + " (device " +
+             std::to_string(all.devices[rank]) + ")";
+  }
+  missing = use.meeting->Missing();
+  return what + ranks + " of " + fabric_->Title(fabric_->slot()) + " waits for " +
+         (missing.empty() ? "the work of " + std::to_string(all.slots.size()) + " processes"
+                          : missing);
 }
 
-int Collective::FailOpen(uint32_t tick, FailureCode code,
-                         const std::function<std::string(const std::string& who)>& why) {
+int Collective::FailOpen(const Which& which, FailureCode code, const Why& why) {
   int num_failed = 0;
   for (auto& group : groups_) {
     std::vector<std::shared_ptr<Use>> failed;
+    std::vector<std::shared_ptr<ProcessMeeting>> meetings;
+    std::vector<std::shared_ptr<const Failure>> failures;
     {
       std::lock_guard<std::mutex> lock(group->mu);
       for (auto& use : group->uses) {
-        if (use->failure != nullptr || static_cast<int32_t>(tick - use->first_tick) < 0) continue;
-        use->failure = std::make_shared<Failure>(Failure{code, why(Who(*use, *group))});
-        failed.push_back(use);
+        if (use->failure != nullptr || !which(use->first_tick, group->across())) continue;
+        auto failure =
+            std::make_shared<Failure>(Failure{code, why(Who(*use, *group), group->across())});
+        if (use->meeting != nullptr) {
+          meetings.push_back(use->meeting);
+          failures.push_back(failure);
+        } else {
+          use->failure = failure;
+          failed.push_back(use);
+        }
       }
       // Only failed uses count: an open one is never dropped.
       size_t num_remembered = std::count_if(group->uses.begin(), group->uses.end(),
@@ -326,9 +483,34 @@ int Collective::FailOpen(uint32_t tick, FailureCode code,
       }
     }
     for (auto& use : failed) Fail(*use, *group, use->failure);
+    // Outside the lock: it may end, which takes the lock.
+    for (size_t i = 0; i < meetings.size(); ++i) num_failed += meetings[i]->Fail(failures[i]);
     num_failed += static_cast<int>(failed.size());
   }
   return num_failed;
+}
+
+void Collective::FailOpenOfDead() {
+  if (fabric_ == nullptr) return;
+  for (auto& group : groups_) {
+    if (!group->across() || (fabric_->dead() & group->processes.mask) == 0) continue;
+    const auto failure = DeadFailure(*group);
+    std::vector<std::shared_ptr<Use>> failed;
+    std::vector<std::shared_ptr<ProcessMeeting>> meetings;
+    {
+      std::lock_guard<std::mutex> lock(group->mu);
+      for (auto& use : group->uses) {
+        if (use->meeting != nullptr) {
+          meetings.push_back(use->meeting);
+        } else if (use->failure == nullptr) {
+          use->failure = failure;
+          failed.push_back(use);
+        }
+      }
+    }
+    for (auto& use : failed) Fail(*use, *group, failure);
+    for (auto& meeting : meetings) meeting->Fail(failure);
+  }
 }
 
 void Collective::ReportOpen(uint32_t tick, std::vector<std::string>* lines) {
@@ -360,13 +542,18 @@ int NumOpenUses() {
   return num_open;
 }
 
-int FailOpenUses(uint32_t tick, FailureCode code,
-                 const std::function<std::string(const std::string& who)>& why) {
+int FailOpenUses(const Which& which, FailureCode code, const Why& why) {
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mu);
   int num_failed = 0;
-  for (Collective* collective : registry.all) num_failed += collective->FailOpen(tick, code, why);
+  for (Collective* collective : registry.all) num_failed += collective->FailOpen(which, code, why);
   return num_failed;
+}
+
+void FailOpenUsesOfDead() {
+  Registry& registry = GetRegistry();
+  std::lock_guard<std::mutex> lock(registry.mu);
+  for (Collective* collective : registry.all) collective->FailOpenOfDead();
 }
 
 void ReportOpenUses(uint32_t tick, std::vector<std::string>* lines) {

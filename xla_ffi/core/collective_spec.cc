@@ -1,7 +1,7 @@
 // Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-#include <set>
+#include "core/collective_spec.h"
 
-#include "core/collective.h"
+#include <set>
 
 namespace strata::core {
 namespace {

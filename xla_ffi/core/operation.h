@@ -47,7 +47,7 @@ struct Meeting {
   const std::vector<Part>& in_parts;
   const std::vector<Part>& out_parts;
   const void* const* in;
-  void* const* out;
+  void* const* out;  // null: of a rank that another process takes care of
 
   const void* const* In(size_t part, int rank = 0) const { return in + part * num_ranks + rank; }
   void* const* Out(size_t part, int rank = 0) const { return out + part * num_ranks + rank; }
@@ -61,6 +61,9 @@ struct OperationStats {
   std::atomic<int64_t> bytes{0};             // operand bytes of all ranks
   std::atomic<int64_t> written_bytes{0};     // stored to results of all ranks
   std::atomic<int64_t> registered_bytes{0};  // of `bytes`: operand and result both in the arena
+  std::atomic<int64_t> across{0};            // of `operations`: with ranks in other processes
+  std::atomic<int64_t> mailed{0};            // of `across`: small operands went through a mailbox
+  std::atomic<int64_t> staged_bytes{0};      // of `bytes`: copied to where other processes can read
   std::atomic<int64_t> failed{0};            // operations that ended with an error
 };
 

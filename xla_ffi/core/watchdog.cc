@@ -15,6 +15,7 @@
 
 #include "core/alloc_hook.h"
 #include "core/collective.h"
+#include "core/fabric.h"
 #include "platform/threads.h"
 
 namespace strata::core {
@@ -27,7 +28,7 @@ constexpr uint32_t kInterruptedTicks = 4;
 // Written by the watchdog's thread alone, read by arriving ranks; orders nothing.
 std::atomic<uint32_t> now{1};
 // Written by Start and LimitDeadline, read by the watchdog's thread at each tick.
-std::atomic<uint32_t> warn_ticks{80}, fail_ticks{160};
+std::atomic<uint32_t> warn_ticks{80}, fail_ticks{160}, across_ticks{7200};
 // When SIGINT came, 0 when not lately. Written by the thread that reads signals and, to clear it,
 // by the watchdog's; a signal lost between the two is as if it had come a moment earlier.
 std::atomic<uint32_t> interrupted_tick{0};
@@ -48,37 +49,51 @@ void Tick() {
   const uint32_t tick = now.fetch_add(1, std::memory_order_relaxed) + 1;
   const uint32_t warn = warn_ticks.load(std::memory_order_relaxed);
   const uint32_t fail = fail_ticks.load(std::memory_order_relaxed);
+  const uint32_t across_fail = across_ticks.load(std::memory_order_relaxed);
   if (tick % static_cast<uint32_t>(kTicksPerSecond) == 0) {
     if (Arena* arena = AllocatorArena()) arena->Tick(tick / kTicksPerSecond);
   }
+  if (Fabric* fabric = TheFabric()) fabric->Sweep();
   std::vector<std::string> lines;
   ReportOpenUses(tick - warn, &lines);
   for (const std::string& line : lines) {
     // Standard error, not Python's logging: the thread that holds the interpreter's lock may be
     // the one that waits.
-    std::fprintf(stderr, "strata_jax: %s for %s already; it fails after %s\n", line.c_str(),
-                 Seconds(warn).c_str(), Seconds(fail).c_str());
+    std::fprintf(stderr, "strata_jax: %s for %s already\n", line.c_str(), Seconds(warn).c_str());
   }
+  const auto since = [tick](uint32_t first_tick) {
+    return static_cast<int32_t>(tick - first_tick);
+  };
   if (const uint32_t interrupted = interrupted_tick.load(std::memory_order_relaxed)) {
     // What was open when the signal came, as soon as it is old enough.
     const uint32_t old_enough = tick - kInterruptedTicks;
     const bool all_old = static_cast<int32_t>(old_enough - interrupted) >= 0;
-    FailOpenUses(all_old ? interrupted : old_enough, FailureCode::kCancelled,
-                 [](const std::string& who) { return who + "; given up: interrupted (SIGINT)"; });
+    const uint32_t latest = all_old ? interrupted : old_enough;
+    FailOpenUses(
+        [latest](uint32_t first, bool) { return static_cast<int32_t>(latest - first) >= 0; },
+        FailureCode::kCancelled,
+        [](const std::string& who, bool) { return who + "; given up: interrupted (SIGINT)"; });
     if (all_old) interrupted_tick.store(0, std::memory_order_relaxed);
   }
-  FailOpenUses(tick - fail, FailureCode::kDeadlineExceeded, [fail](const std::string& who) {
-    return who + ", which did not arrive within " + Seconds(fail) +
-           ". The program on that device raised, or is slower than the deadline: look for an "
-           "earlier error, or set STRATA_TIMEOUT_S to more seconds";
-  });
+  const auto limit = [fail, across_fail](bool across) { return across ? across_fail : fail; };
+  FailOpenUses(
+      [&](uint32_t first, bool across) {
+        return since(first) >= static_cast<int32_t>(limit(across));
+      },
+      FailureCode::kDeadlineExceeded,
+      [&](const std::string& who, bool across) {
+        return who + ", which did not arrive within " + Seconds(limit(across)) +
+               ". The program there raised, or is slower than the deadline: look for an earlier "
+               "error, or give init(timeout_s=...) or STRATA_TIMEOUT_S more seconds";
+      });
 }
 
 }  // namespace
 
-void Watchdog::Start(double warn_s, double fail_s) {
+void Watchdog::Start(double warn_s, double fail_s, double fail_across_s) {
   warn_ticks.store(ToTicks(warn_s), std::memory_order_relaxed);
   fail_ticks.store(ToTicks(fail_s), std::memory_order_relaxed);
+  across_ticks.store(ToTicks(fail_across_s), std::memory_order_relaxed);
   if (started.exchange(true)) return;
   platform::StartThread("strata-watchdog", [] {
     using Clock = std::chrono::steady_clock;
@@ -96,7 +111,6 @@ void Watchdog::LimitDeadline(double fail_s) {
   const uint32_t limit = ToTicks(fail_s);
   if (fail_ticks.load(std::memory_order_relaxed) > limit) {
     fail_ticks.store(limit, std::memory_order_relaxed);
-    warn_ticks.store(limit, std::memory_order_relaxed);
   }
 }
 

@@ -12,14 +12,15 @@ namespace strata::core {
 class Watchdog {
  public:
   // Starts the thread at the first call; later calls change the times. Seconds, counted from the
-  // arrival of an operation's first rank.
-  static void Start(double warn_s, double fail_s);
+  // arrival of an operation's first rank; `fail_across_s` for those with ranks in other processes.
+  static void Start(double warn_s, double fail_s, double fail_across_s);
 
   // The clock of deadlines, in quarters of a second: read on every first arrival, so it is a
   // counter that the watchdog's thread advances.
   static uint32_t Now();
 
-  // From now on the deadline is at most this many seconds (the process is about to end).
+  // From now on the deadline among devices of this process is at most this many seconds: it is
+  // about to end. Other processes may well be on their way.
   static void LimitDeadline(double fail_s);
 
   // Reads signal numbers, a byte each, that Python's wake-up descriptor delivers to `read_fd`. On

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "platform/threads.h"
@@ -117,8 +118,9 @@ void Work::Clear() {
   starts_.clear();
   num_bytes_ = num_units_ = moved_bytes_ = written_bytes_ = 0;
   whole_bytes_ = true;
-  next_.store(0, std::memory_order_relaxed);
-  done_.store(0, std::memory_order_relaxed);
+  kept_.clear();
+  counters_.next.store(0, std::memory_order_relaxed);
+  counters_.done.store(0, std::memory_order_relaxed);
 }
 
 void Work::Add(Transfer transfer) {
@@ -127,6 +129,15 @@ void Work::Add(Transfer transfer) {
     if (transfer.rows->loops.empty()) transfer.rows = nullptr;
   }
   if (transfer.num_elements == 0) return;
+  void* const* const end = transfer.out + transfer.num_out;
+  if (std::find(transfer.out, end, nullptr) != end) {
+    std::vector<void*> kept;
+    std::copy_if(transfer.out, end, std::back_inserter(kept), [](void* p) { return p != nullptr; });
+    if (kept.empty()) return;
+    transfer.num_out = static_cast<int>(kept.size());
+    kept_.push_back(std::move(kept));
+    transfer.out = kept_.back().data();
+  }
   const int64_t num_bytes = (transfer.num_elements * transfer.bit_width + 7) / 8;
   if (transfer.bit_width < 8) {
     // The last row may end inside a byte only where nothing else has bits in it: where it is the
@@ -154,17 +165,18 @@ void Work::Plan() {
   stream_ = written_bytes_ >= kStreamBytes;
 }
 
-bool Work::Run() {
+bool Work::Run(WorkCounters& counters, const std::atomic<uint32_t>* closed) {
   platform::ScopedFpMode fp_mode;
   int64_t num_done = 0;
-  for (;;) {
-    const int64_t unit = next_.fetch_add(1, std::memory_order_relaxed);
+  // `closed` orders nothing: who sets it waits for this process to leave.
+  while (closed == nullptr || closed->load(std::memory_order_relaxed) == 0) {
+    const int64_t unit = counters.next.fetch_add(1, std::memory_order_relaxed);
     if (unit >= num_units_) break;
     RunUnit(unit);
     ++num_done;
   }
   if (num_done == 0) return num_units_ == 0;
-  return done_.fetch_add(num_done, std::memory_order_acq_rel) + num_done == num_units_;
+  return counters.done.fetch_add(num_done, std::memory_order_acq_rel) + num_done == num_units_;
 }
 
 void Work::RunUnit(int64_t unit) const {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "core/kernels.h"
@@ -47,10 +48,20 @@ struct Transfer {
   bool is_whole = false;                  // fills its results: a last byte may be half used
 };
 
+// Who takes part in a piece of work: units claimed so far, and units done. May lie in memory that
+// processes share.
+struct WorkCounters {
+  // A claim needs no order, the units are independent.
+  alignas(64) std::atomic<int64_t> next{0};
+  // The last one's increment orders all stores before the completion.
+  alignas(64) std::atomic<int64_t> done{0};
+};
+
 class Work {
  public:
   // Starts anew. Nobody may be in Run() of the work before.
   void Clear();
+  // Results whose pointer is null are left out: somebody else writes them.
   void Add(Transfer transfer);
   // To be called once after the last Add().
   void Plan();
@@ -60,7 +71,9 @@ class Work {
   int64_t written_bytes() const { return written_bytes_; }  // to all results
 
   // Does units until none is left to claim. True for the one caller that finished the last one.
-  bool Run();
+  bool Run() { return Run(counters_, nullptr); }
+  // With counters that others, who planned the same work, share; stops early once `closed` is set.
+  bool Run(WorkCounters& counters, const std::atomic<uint32_t>* closed);
 
  private:
   void RunUnit(int64_t unit) const;
@@ -71,11 +84,9 @@ class Work {
   std::vector<int64_t> starts_;  // byte of the work at which each transfer starts
   int64_t num_bytes_ = 0, num_units_ = 0, moved_bytes_ = 0, written_bytes_ = 0;
   bool stream_ = false;
-  bool whole_bytes_ = true;  // else rows of packed elements begin inside bytes
-  // Units claimed so far; a claim needs no order, the units are independent.
-  std::atomic<int64_t> next_{0};
-  // Units done; the last one's increment orders all stores before the completion.
-  std::atomic<int64_t> done_{0};
+  bool whole_bytes_ = true;              // else rows of packed elements begin inside bytes
+  std::deque<std::vector<void*>> kept_;  // results of transfers of which some were left out
+  WorkCounters counters_;
 };
 
 }  // namespace strata::core

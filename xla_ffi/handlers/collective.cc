@@ -212,7 +212,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Dictionary attrs) {
   const std::string name = spec.name;
   std::string error;
   auto state = std::make_unique<State>();
-  state->collective = core::Collective::Create(std::move(spec), &error);
+  state->collective = core::Collective::Create(std::move(spec), core::TheFabric(), &error);
   if (state->collective == nullptr) {
     return Refuse(ffi::ErrorCode::kInvalidArgument, operation, name + ": " + error);
   }

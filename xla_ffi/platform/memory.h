@@ -7,6 +7,7 @@
 #define STRATA_PLATFORM_MEMORY_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -28,9 +29,10 @@ enum class Populated { kYes, kFailed, kUnsupported };
 class Region {
  public:
   // Tries `num_bytes`, then ever smaller sizes down to `min_bytes` while the system refuses
-  // (`ulimit -v` and `ulimit -f` do).
+  // (`ulimit -v` and `ulimit -f` do). `address` is where it is to start, at which nothing may be;
+  // 0 for anywhere.
   static std::string Reserve(Backing backing, size_t num_bytes, size_t min_bytes,
-                             std::unique_ptr<Region>* region);
+                             std::unique_ptr<Region>* region, uintptr_t address = 0);
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
@@ -63,6 +65,9 @@ class Region {
   const size_t num_bytes_;
   int fd_;
 };
+
+// A sparse file in memory of a fixed size that exec() closes; -1 with errno where it cannot be had.
+int OpenMemoryFile(size_t num_bytes);
 
 // Physical memory of the machine.
 size_t PhysicalMemoryBytes();

@@ -20,6 +20,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000  // linux/mman.h, since 4.17
+#endif
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
@@ -51,8 +54,16 @@ int TruncateQuietly(int fd, size_t num_bytes) {
   return result;
 }
 
-// A sparse file in memory of a fixed size; -1 with errno where it cannot be had.
-int OpenMemfd(size_t num_bytes) {
+// A number in a file; SIZE_MAX where there is no file or no number ("max").
+size_t ReadNumber(const std::string& path) {
+  std::ifstream file(path);
+  uint64_t value = 0;
+  return file >> value ? static_cast<size_t>(value) : SIZE_MAX;
+}
+
+}  // namespace
+
+int OpenMemoryFile(size_t num_bytes) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = memfd_create("strata_jax", kFlags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create("strata_jax", kFlags);  // before Linux 6.3
@@ -68,34 +79,28 @@ int OpenMemfd(size_t num_bytes) {
   return fd;
 }
 
-// A number in a file; SIZE_MAX where there is no file or no number ("max").
-size_t ReadNumber(const std::string& path) {
-  std::ifstream file(path);
-  uint64_t value = 0;
-  return file >> value ? static_cast<size_t>(value) : SIZE_MAX;
-}
-
-}  // namespace
-
 std::string Region::Reserve(Backing backing, size_t num_bytes, size_t min_bytes,
-                            std::unique_ptr<Region>* region) {
+                            std::unique_ptr<Region>* region, uintptr_t address) {
   num_bytes = std::max(num_bytes / kPieceBytes, size_t{1}) * kPieceBytes;
   min_bytes = std::min(std::max(min_bytes / kPieceBytes, size_t{1}) * kPieceBytes, num_bytes);
   for (;; num_bytes = std::max(num_bytes / 2 / kPieceBytes * kPieceBytes, min_bytes)) {
     std::string error;
     int fd = -1;
-    if (backing == Backing::kMemfd && (fd = OpenMemfd(num_bytes)) < 0) {
+    if (backing == Backing::kMemfd && (fd = OpenMemoryFile(num_bytes)) < 0) {
       error = Failed("memfd_create and ftruncate", num_bytes);
     } else {
       // One piece more than asked for, so that the region can start at a piece.
-      char* start = static_cast<char*>(mmap(nullptr, num_bytes + kPieceBytes, PROT_NONE,
-                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      const size_t spare = address == 0 ? kPieceBytes : 0;
+      const int at = address == 0 ? 0 : MAP_FIXED_NOREPLACE;
+      char* start =
+          static_cast<char*>(mmap(reinterpret_cast<void*>(address), num_bytes + spare, PROT_NONE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | at, -1, 0));
       if (start != MAP_FAILED) {
         const size_t before =
             (kPieceBytes - reinterpret_cast<uintptr_t>(start) % kPieceBytes) % kPieceBytes;
         char* base = start + before;
         if (before > 0) munmap(start, before);
-        if (before < kPieceBytes) munmap(base + num_bytes, kPieceBytes - before);
+        if (before < spare) munmap(base + num_bytes, spare - before);
         std::unique_ptr<Region> made(new Region(base, num_bytes, fd));
         if (fd < 0 || mmap(base, num_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd,
                            0) == base) {

@@ -1,0 +1,271 @@
+// Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
+#include "core/fabric.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/collective.h"
+#include "core/process_meeting.h"
+#include "platform/shared.h"
+#include "platform/threads.h"
+
+namespace strata::core {
+namespace {
+
+// Meetings that ended which one call looks through; those that are not done with go to the back.
+constexpr int kMostSwept = 8;
+
+std::atomic<Fabric*> the_fabric{nullptr};
+
+uint64_t Bit(int slot) { return uint64_t{1} << slot; }
+
+}  // namespace
+
+Fabric* TheFabric() { return the_fabric.load(std::memory_order_acquire); }
+
+void SetTheFabric(std::unique_ptr<Fabric> fabric) {
+  the_fabric.store(fabric.release(), std::memory_order_release);  // pairs with the load above
+}
+
+Fabric::Fabric(Control* control, int slot, std::vector<Process> processes, Arena* arena,
+               std::unique_ptr<Arena> staging)
+    : control_(control),
+      slot_(slot),
+      processes_(std::move(processes)),
+      arena_(arena),
+      staging_(std::move(staging)),
+      taken_(kNumRecords, false) {
+  for (size_t i = 0; i < processes_.size(); ++i) {
+    slot_of_process_[processes_[i].process_index] = static_cast<int>(i);
+  }
+  for (int i = kNumMailboxes; i-- > 0;) free_mailboxes_.push_back(board(slot_).mailboxes[i]);
+}
+
+Fabric::~Fabric() {
+  // Only tests come here, after their last operation.
+  stopping_.store(true);
+  Ring(Bit(slot_));
+  std::unique_lock<std::mutex> lock(mu_);
+  stopped_.wait(lock, [this] { return num_threads_ == 0; });
+}
+
+void Fabric::Start() {
+  num_threads_ = 1;
+  platform::StartThread("strata-engine", [this] { Engine(); });
+  const bool has_sockets =
+      std::any_of(processes_.begin(), processes_.end(), [](auto& p) { return p.socket >= 0; });
+  if (has_sockets) platform::StartThread("strata-peers", [this] { WatchProcesses(); });
+}
+
+int Fabric::SlotOf(int64_t device) const {
+  const auto found = slot_of_process_.find(static_cast<int>(device >> kProcessShift));
+  return found == slot_of_process_.end() ? -1 : found->second;
+}
+
+std::string Fabric::Title(int slot) const {
+  return "process " + std::to_string(processes_[slot].process_index) + " (pid " +
+         std::to_string(processes_[slot].pid) + ")";
+}
+
+void Fabric::MarkDead(int slot) {
+  // Before the operations that wait are looked for: one that begins now sees the bit, or is seen.
+  if ((dead_.fetch_or(Bit(slot), std::memory_order_seq_cst) & Bit(slot)) != 0) return;
+  FailOpenUsesOfDead();
+  // Atomically for threads that still read or write there; returns the memory, as nobody else does.
+  const Process& process = processes_[slot];
+  if (process.arena != nullptr) platform::ReplaceByZeros(process.arena, process.arena_bytes);
+  if (process.staging != nullptr) platform::ReplaceByZeros(process.staging, process.staging_bytes);
+  Ring(Bit(slot_));
+  Sweep();
+}
+
+std::string Fabric::WhyDead(uint64_t mask, const std::vector<int64_t>& devices) const {
+  const uint64_t gone = dead() & mask;
+  std::string text;
+  for (int slot = 0; slot < num_processes(); ++slot) {
+    if ((gone & Bit(slot)) == 0) continue;
+    std::string ranks;
+    for (size_t r = 0; r < devices.size(); ++r) {
+      if (SlotOf(devices[r]) != slot) continue;
+      ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(r) + " (device " +
+               std::to_string(devices[r]) + ")";
+    }
+    const bool in_order = board(slot).exiting.load(std::memory_order_relaxed) != 0;
+    text += (text.empty() ? "" : "; ") + ranks + " is gone: " + Title(slot) +
+            (in_order ? " has exited" : " has died (killed, or crashed; see its output)");
+  }
+  return text;
+}
+
+void Fabric::SetExiting() { board(slot_).exiting.store(1, std::memory_order_relaxed); }
+
+int Fabric::Find(int slot, uint64_t key) const {
+  const Board& board = control_->board(slot);
+  // Sequentially consistent: see Post() of process_meeting.cc.
+  for (int i = 0; i < kWindow; ++i) {
+    const int at = static_cast<int>((key + i) % kNumRecords);
+    if (board.keys[at].load(std::memory_order_seq_cst) == key) return at;
+  }
+  if (board.overflowed.load(std::memory_order_seq_cst) != 0) {
+    for (int at = 0; at < kNumRecords; ++at) {
+      if (board.keys[at].load(std::memory_order_seq_cst) == key) return at;
+    }
+  }
+  return -1;
+}
+
+int Fabric::TakeRecord(uint64_t key) {
+  std::lock_guard<std::mutex> lock(mu_);
+  for (int i = 0; i < kNumRecords; ++i) {
+    const int at = static_cast<int>((key + i) % kNumRecords);
+    if (taken_[at]) continue;
+    // Before the key is stored.
+    if (i >= kWindow) board(slot_).overflowed.store(1, std::memory_order_seq_cst);
+    taken_[at] = true;
+    return at;
+  }
+  return -1;
+}
+
+void Fabric::ReturnRecord(int index) {
+  // Release: what this process read of others' records it has read. See OthersLeft().
+  board(slot_).keys[index].store(0, std::memory_order_release);
+  std::lock_guard<std::mutex> lock(mu_);
+  taken_[index] = false;
+}
+
+char* Fabric::TakeMailbox() {
+  std::lock_guard<std::mutex> lock(mu_);
+  if (free_mailboxes_.empty()) return nullptr;
+  char* const mailbox = free_mailboxes_.back();
+  free_mailboxes_.pop_back();
+  return mailbox;
+}
+
+void Fabric::ReturnMailbox(char* mailbox) {
+  std::lock_guard<std::mutex> lock(mu_);
+  free_mailboxes_.push_back(mailbox);
+}
+
+void Fabric::Ring(uint64_t mask) const {
+  for (int slot = 0; slot < num_processes(); ++slot) {
+    if ((mask & Bit(slot)) == 0) continue;
+    Board& board = control_->board(slot);
+    // Sequentially consistent, as in Engine(): it sees the bell, or we see it sleep.
+    board.bell.fetch_add(1, std::memory_order_seq_cst);
+    if (board.sleeping.load(std::memory_order_seq_cst) != 0) platform::WakeOne(board.bell);
+  }
+}
+
+void Fabric::Watch(std::shared_ptr<ProcessMeeting> meeting) {
+  std::lock_guard<std::mutex> lock(mu_);
+  watched_.push_back(std::move(meeting));
+}
+
+void Fabric::Retire(std::shared_ptr<ProcessMeeting> meeting) {
+  std::lock_guard<std::mutex> lock(mu_);
+  retired_.push_back(std::move(meeting));
+}
+
+void Fabric::Sweep() {
+  for (int i = 0; i < kMostSwept; ++i) {
+    std::shared_ptr<ProcessMeeting> meeting;
+    {
+      std::lock_guard<std::mutex> lock(mu_);
+      if (retired_.empty()) return;
+      meeting = std::move(retired_.front());
+      retired_.pop_front();
+    }
+    if (meeting->TryReclaim()) continue;
+    Retire(std::move(meeting));
+    return;
+  }
+}
+
+Launches& Fabric::LaunchesOf(uint64_t program) {
+  std::lock_guard<std::mutex> lock(mu_);
+  auto& launches = launches_[program];
+  if (launches == nullptr) launches = std::make_unique<Launches>();
+  return *launches;
+}
+
+int Fabric::NumRetired() {
+  std::lock_guard<std::mutex> lock(mu_);
+  return static_cast<int>(retired_.size());
+}
+
+// Looks at every meeting that waits; true if something came of it.
+bool Fabric::Round() {
+  std::vector<std::shared_ptr<ProcessMeeting>> meetings;
+  {
+    std::lock_guard<std::mutex> lock(mu_);
+    meetings.assign(watched_.begin(), watched_.end());
+  }
+  bool progress = false;
+  for (const auto& meeting : meetings) progress = meeting->Advance(nullptr, false) || progress;
+  std::vector<std::shared_ptr<ProcessMeeting>> over;  // let go outside the lock
+  std::lock_guard<std::mutex> lock(mu_);
+  for (auto it = watched_.begin(); it != watched_.end();) {
+    if ((*it)->ended()) {
+      over.push_back(std::move(*it));
+      it = watched_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  return progress;
+}
+
+void Fabric::Engine() {
+  Board& own = board(slot_);
+  while (!stopping_.load()) {
+    const uint32_t bell = own.bell.load(std::memory_order_seq_cst);
+    while (Round()) {
+    }
+    Sweep();
+    own.sleeping.store(1, std::memory_order_seq_cst);  // pairs with the load in Ring()
+    if (own.bell.load(std::memory_order_seq_cst) == bell) platform::WaitWhile(own.bell, bell);
+    own.sleeping.store(0, std::memory_order_seq_cst);
+  }
+  std::lock_guard<std::mutex> lock(mu_);
+  --num_threads_;
+  stopped_.notify_all();
+}
+
+void Fabric::WatchProcesses() {
+  // The socket tells also where process ids mean nothing here (containers); the other also where a
+  // forked child holds the socket open. Whichever comes, the process has no thread any more.
+  std::vector<int> fds;
+  for (const Process& process : processes_) {
+    fds.push_back(process.socket);
+    fds.push_back(process.socket < 0 ? -1 : platform::OpenProcess(process.pid));
+  }
+  while (std::any_of(fds.begin(), fds.end(), [](int fd) { return fd >= 0; })) {
+    const std::vector<size_t> hung_up = platform::WaitForHangUp(fds);
+    if (hung_up.empty()) return;
+    for (size_t i : hung_up) {
+      fds[i / 2 * 2] = fds[i / 2 * 2 + 1] = -1;
+      MarkDead(static_cast<int>(i / 2));
+    }
+  }
+}
+
+// Reads another's text while that may be written: for messages only.
+__attribute__((no_sanitize("thread"))) std::string Fabric::Doing(int slot) const {
+  const Board& board = control_->board(slot);
+  std::string text;
+  for (int at = 0; at < kNumRecords; ++at) {
+    const Record& record = board.records[at];
+    if (board.keys[at].load(std::memory_order_acquire) == 0) continue;
+    if (record.state.load(std::memory_order_acquire) != kPosted) continue;
+    char label[sizeof record.label];
+    for (size_t i = 0; i < sizeof label; ++i) label[i] = record.label[i];
+    label[sizeof label - 1] = 0;
+    if (!text.empty()) return text + ", and others";
+    text = label;
+  }
+  return text;
+}
+
+}  // namespace strata::core
