@@ -158,6 +158,8 @@ def register_launched_cluster() -> None:
     # The first that is present counts; the launcher may run inside a job of another kind.
     clusters.ClusterEnv._cluster_types.remove(LaunchedCluster)
     clusters.ClusterEnv._cluster_types.insert(0, LaunchedCluster)
+    # A warning that proxies may be in the way; the launcher has exempted the service from them.
+    jax.config.update("jax_check_proxy_envs", False)
 
 
 class ModuleInfo:

@@ -152,6 +152,10 @@ def rank_environ(
     result.pop("JAX_COORDINATOR_BIND_ADDRESS", None)
     if rank == 0:
         result["JAX_COORDINATOR_BIND_ADDRESS"] = unused_address
+    if any(name.lower().endswith("_proxy") for name in environ):
+        # gRPC would ask the proxy for the coordination service, and wait for ever.
+        exempt = environ.get("no_grpc_proxy") or environ.get("no_proxy")
+        result["no_grpc_proxy"] = f"{exempt},{_LOOPBACK}" if exempt else _LOOPBACK
     if plan.num_devices is not None:
         result["JAX_NUM_CPU_DEVICES"] = str(plan.num_devices)
     return result

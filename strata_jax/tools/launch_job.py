@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import io
 import math
 import os
 import pathlib
@@ -71,7 +72,7 @@ class Rank:
         last_lines: the end of its standard error.
     """
 
-    def __init__(self, index: int, process: subprocess.Popen[bytes], log: BinaryIO | None):
+    def __init__(self, index: int, process: subprocess.Popen[bytes], log: io.FileIO | None):
         self.index = index
         self.process = process
         self.log = log
@@ -103,7 +104,7 @@ class _Stream:
     Args:
         rank: whose it is.
         pipe: where it comes from.
-        sink: where it goes; a closed one takes nothing.
+        sink: where it goes.
         is_error: whether it is standard error.
     """
 
@@ -111,7 +112,7 @@ class _Stream:
         self.rank = rank
         self.pipe = pipe
         self.is_error = is_error
-        self._sink = sink
+        self.sink = sink
         self._prefix = b"[%d] " % rank.index
         self._begun = b""
 
@@ -131,8 +132,8 @@ class _Stream:
                 self.rank.log.write(b"".join(line + b"\n" for line in lines))
             if self.is_error:
                 self.rank.last_lines.extend(line.decode(errors="replace") for line in lines)
-            self._sink.write(b"".join(self._prefix + line + b"\n" for line in lines))
-            self._sink.flush()
+            self.sink.write(b"".join(self._prefix + line + b"\n" for line in lines))
+            self.sink.flush()
         return bool(data)
 
 
@@ -175,7 +176,8 @@ class Job:
     def _start(self, index: int, stack: contextlib.ExitStack) -> None:
         log = None
         if self._plan.log_dir is not None:
-            log = stack.enter_context(open(self._plan.log_dir / f"rank_{index}.log", "wb"))
+            path = self._plan.log_dir / f"rank_{index}.log"
+            log = stack.enter_context(open(path, "wb", buffering=0))
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -253,11 +255,14 @@ class Job:
             if stream.pump():
                 return
         except BrokenPipeError:
-            # As if it killed us: nobody would see what the ranks say. Our end of the pipe closes,
-            # so that they notice too.
+            # Most programs would be killed by SIGPIPE now. What is still to come goes nowhere.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.sink.fileno())
+            os.close(nowhere)
             if self._ended_by is None:
                 self._ended_by = signal.SIGPIPE
                 self._schedule((0.0, signal.SIGTERM), (_TERM_S, signal.SIGKILL))
+            return
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
 
@@ -326,24 +331,25 @@ class Job:
 
     def _conclude(self) -> int:
         """Report, and return the exit status."""
+        first = self._first_failed
+        if first is not None and not first.signals:  # by itself, before it was told to end
+            self._say(launch_report.failed(self._ranks, first, first.ended_at - self._started))
+            status = first.status or 0
+            return status if status > 0 else 128 - status
         if self._timed_out:
             self._say(launch_report.timed_out(self._ranks, self._plan.timeout_s))
             return TIMEOUT_STATUS
-        first = self._first_failed
-        if first is None:
-            return 0
-        if self._ended_by is not None and first.signals:  # it ended as it was told to
+        if first is not None and self._ended_by is not None:
             self._say(launch_report.told_to_end(self._ranks, self._ended_by))
             return 128 + self._ended_by
-        seconds = first.ended_at - self._started
-        self._say(launch_report.failed(self._ranks, first, seconds))
-        status = first.status or 0
-        return status if status > 0 else 128 - status
+        return 0
 
     def _say(self, text: str) -> None:
+        """Write a message: what is indented belongs to the line before."""
+        lines = (
+            f"{'' if line[:1] == ' ' else 'strata-jax launch: '}{line}\n"
+            for line in text.split("\n")
+        )
         with contextlib.suppress(BrokenPipeError):
-            print(
-                "\n".join(f"strata-jax launch: {line}" for line in text.splitlines()),
-                file=sys.stderr,
-                flush=True,
-            )
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()

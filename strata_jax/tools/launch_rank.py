@@ -36,18 +36,22 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     sys.argv[:] = [target, *sys.argv[4:]]
-    try:
-        if kind == "script":
-            _run_script(target)
-        else:
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-    except Exception as error:
-        # As the interpreter would report it, without the frames of this file.
-        trace, ours = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename)
-        while trace is not None and trace.tb_frame.f_code.co_filename in ours:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+    sys.excepthook = _excepthook
+    if kind == "script":
+        _run_script(target)
+    else:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+
+
+def _excepthook(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Report an exception as the interpreter does, without the frames of this file."""
+    ours = (__file__, runpy.run_module.__code__.co_filename)
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    # It goes by the exception's own traceback from Python 3.13 on.
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 def _die_with(launcher: int) -> None:

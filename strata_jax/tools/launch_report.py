@@ -20,24 +20,23 @@ class Rank(Protocol):
 
 def failed(ranks: Sequence[Rank], first: Rank, seconds: float) -> str:
     """Say who failed first and why, and what happened to the others."""
-    lines = [f"rank {first.index} failed first, after {seconds:.1f} s: {how_ended(first)}"]
+    text = f"rank {first.index} failed first, after {seconds:.1f} s: {how_ended(first)}"
     if first.last_lines:
-        lines[0] += "; the end of its standard error:"
-        lines += [f"    {line}" for line in first.last_lines]
+        text += "; the end of its standard error:"
+        text += "".join(f"\n    {line}" for line in first.last_lines)
     others = [rank for rank in ranks if rank is not first]
-    if others:
-        lines.append(f"of the others, {how_all_ended(others)}")
-    return "\n".join(lines)
+    return f"{text}\nthe others: {how_all_ended(others)}" if others else text
 
 
 def timed_out(ranks: Sequence[Rank], timeout_s: float) -> str:
     """Say which ranks still ran when the time was up."""
-    return f"ended the job after --timeout {timeout_s:g} s: {how_all_ended(ranks)}"
+    return f"the job did not end within --timeout {timeout_s:g} s: {how_all_ended(ranks)}"
 
 
 def told_to_end(ranks: Sequence[Rank], signum: int) -> str:
     """Say how ranks ended after the launcher was told to end."""
-    return f"told to end by {signal_name(signum)}: {how_all_ended(ranks)}"
+    why = "nobody reads the output" if signum == signal.SIGPIPE else f"got {signal_name(signum)}"
+    return f"{why}: {how_all_ended(ranks)}"
 
 
 def some_ended(ranks: Sequence[Rank], seconds: float) -> str:
@@ -51,29 +50,27 @@ def some_ended(ranks: Sequence[Rank], seconds: float) -> str:
 
 
 def how_all_ended(ranks: Iterable[Rank]) -> str:
-    """Return e.g. "ranks 0 and 2 exited with status 1, rank 3 was killed by SIGKILL"."""
+    """Return e.g. "exit status 1 (ranks 0 and 2), killed by SIGKILL (rank 3)"."""
     groups: dict[str, list[int]] = {}
     for rank in ranks:
         groups.setdefault(how_ended(rank), []).append(rank.index)
-    return ", ".join(f"{names(indices)} {how}" for how, indices in groups.items())
+    return ", ".join(f"{how} ({names(indices)})" for how, indices in groups.items())
 
 
 def how_ended(rank: Rank) -> str:
-    """Return e.g. "did not end within the grace and was ended by SIGTERM"."""
-    status = rank.status
+    """Return e.g. "ended by the launcher with SIGTERM"."""
+    status, sent = rank.status, " and ".join(map(signal_name, dict.fromkeys(rank.signals)))
     if status is None:
-        return "runs"
-    if status >= 0:
-        how = f"exited with status {status}"
-        return f"{how} after {sent(rank)}" if rank.signals else how
-    if -status in rank.signals:
-        return f"was ended by {sent(rank)} of the launcher"
-    return f"was killed by {signal_name(-status)}"
+        return "running"
+    if status < 0:
+        by_launcher = -status in rank.signals
+        return f"ended by the launcher with {sent}" if by_launcher else killed_by(-status)
+    return f"exit status {status}" + (f" after the launcher's {sent}" if sent else "")
 
 
-def sent(rank: Rank) -> str:
-    """Return the names of the signals that the launcher sent."""
-    return " and ".join(signal_name(signum) for signum in dict.fromkeys(rank.signals))
+def killed_by(signum: int) -> str:
+    """Return e.g. "killed by SIGKILL"."""
+    return f"killed by {signal_name(signum)}"
 
 
 def names(indices: Sequence[int]) -> str:
