@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import jaxlib
 from absl import logging
 from jax import lax
-from jax._src import distributed
+from jax._src import clusters, distributed
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import parallel
 from jax._src.lib.mlir import ir
@@ -127,6 +128,58 @@ def try_get(client: Any, key: str, timeout_s: float) -> str | None:
         if "DEADLINE_EXCEEDED" in str(error):
             return None
         raise
+
+
+def start_coordination_service(address: str, num_processes: int) -> Any:
+    """Starts JAX's coordination service in this process, which is not one of the job's.
+
+    Where process 0 holds it, as by default, all others abort when process 0 dies. Recoverable: a
+    process that dies does not take the others with it, and nobody waits for it at the end.
+
+    Args:
+        address: host and port; a port that is taken crashes this process.
+        num_processes: processes of the job.
+
+    Returns:
+        The service; it ends with `shutdown()`.
+    """
+    return _jax.get_distributed_runtime_service(address, num_processes, recoverable=True)
+
+
+def register_launched_cluster() -> None:
+    """Lets a bare `jax.distributed.initialize()` find its arguments in the environment.
+
+    JAX reads the coordinator's address from there, but not the number of processes and the index
+    of this one, which it asks of a known kind of cluster.
+    """
+
+    class LaunchedCluster(clusters.ClusterEnv):
+        name = "strata_jax"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return {"JAX_NUM_PROCESSES", "JAX_PROCESS_ID"} <= os.environ.keys()
+
+        @classmethod
+        def get_coordinator_address(
+            cls, timeout_secs: int | None, override_coordinator_port: str | None
+        ) -> str:
+            del timeout_secs, override_coordinator_port
+            return os.environ["JAX_COORDINATOR_ADDRESS"]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ["JAX_NUM_PROCESSES"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ["JAX_PROCESS_ID"])
+
+    # The first that is present counts; the launcher may run inside a job of another kind.
+    clusters.ClusterEnv._cluster_types.remove(LaunchedCluster)
+    clusters.ClusterEnv._cluster_types.insert(0, LaunchedCluster)
+    # A warning that proxies may be in the way; the launcher has exempted the service from them.
+    jax.config.update("jax_check_proxy_envs", False)
 
 
 class ModuleInfo:

@@ -18,7 +18,8 @@ class Settings:
 
     Attributes:
         warn_s: `STRATA_WARN_S`, seconds after which an operation with missing ranks is reported.
-        timeout_s: `STRATA_TIMEOUT_S`, seconds after which it fails; None for the defaults of `init()`.
+        timeout_s: `STRATA_TIMEOUT_S`, seconds after which it fails; None for the defaults of
+            `init()`.
         num_workers: `STRATA_WORKERS`, threads that share the work of collectives; 0 for the number
             of cores.
         isa: `STRATA_ISA`, instruction set of the kernels; "" for the best.

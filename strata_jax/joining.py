@@ -33,6 +33,7 @@ from strata_jax._version import __version__
 
 _POLL_S = 0.5
 _WARN_S = 20.0
+_HELLO_S = 5.0  # within which who connects says who it is
 _MOST_MESSAGE_BYTES = 1 << 16
 _LARGEST_ARENA_BYTES = 1 << 40
 _PIECE_BYTES = 2 << 20
@@ -197,11 +198,11 @@ def find_place(
 
 def _arena_bytes(records: Sequence[dict[str, Any]]) -> int:
     """Returns the address space that each member's arena gets, from what all of them say."""
-    wanted = max(record["arena_bytes"] for record in records)
+    wanted: int = max(record["arena_bytes"] for record in records)
     if wanted <= 0:
         wanted = min(2 * min(record["memory"] for record in records), _LARGEST_ARENA_BYTES)
     # Each maps an arena and staging memory of all.
-    left = min(record["left"] for record in records) // (4 * len(records))
+    left: int = min(record["left"] for record in records) // (4 * len(records))
     return max(min(wanted, left, _LARGEST_ARENA_BYTES) // _PIECE_BYTES, 1) * _PIECE_BYTES
 
 
@@ -225,6 +226,13 @@ def _check_alike(records: Sequence[dict[str, Any]]) -> None:
             )
 
 
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Returns process id (0 where it means nothing here) and user of the other end."""
+    size = struct.calcsize("iII")
+    pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return pid, uid
+
+
 class _Link:
     """The connection to another process of the host while joining."""
 
@@ -232,14 +240,11 @@ class _Link:
         self.sock = sock
         self.index = index
         self._deadline = deadline
-        pid, uid, _ = struct.unpack(
-            "iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
-        )
-        self.pid = pid  # 0 where process ids of the other mean nothing here
+        self.pid, uid = _peer(sock)
         if uid != os.geteuid():
             raise RuntimeError(
-                f"strata_jax.init(): user {uid} has connected as process {index}, but memory is "
-                f"shared with processes of user {os.geteuid()} only"
+                f"strata_jax.init(): process {index} is of user {uid}, but memory is shared with "
+                f"processes of user {os.geteuid()} only"
             )
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
@@ -303,17 +308,31 @@ def _connect(listener: socket.socket, place: Place, deadline: float) -> Iterator
                 )
             continue
         sock, _ = listener.accept()
-        link = _Link(sock, -1, deadline)
-        hello, _ = link.receive()
-        index = hello.get("index")
-        if index not in missing or hello.get("token") != own_token:
+        found = _invited(sock, own_token, missing)
+        if found is None:
             logging.warning("strata_jax: refused a connection that was not invited")
             sock.close()
             continue
-        link.index = int(index or 0)
+        index = found
+        link = _Link(sock, index, deadline)
         link.send({"token": place.records[index]["token"]})
         missing.remove(index)
         yield link
+
+
+def _invited(sock: socket.socket, token: str, expected: set[int]) -> int | None:
+    """Returns the index of the process that has connected, None if it is none that may."""
+    if _peer(sock)[1] != os.geteuid():
+        return None
+    sock.settimeout(_HELLO_S)
+    try:
+        hello = json.loads(sock.recv(_MOST_MESSAGE_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(hello, dict) or hello.get("token") != token:
+        return None
+    index: int | None = hello.get("index")
+    return index if index in expected else None
 
 
 def _check_alive(records: Sequence[dict[str, Any]], indices: Iterable[int]) -> None:

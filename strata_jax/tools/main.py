@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from strata_jax import _version
-from strata_jax.tools import bench, demo, doctor
+from strata_jax.tools import bench, demo, doctor, launch
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -22,8 +22,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Zero-copy collectives for JAX on one host: measure, check and try them.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="{bench,doctor,demo}")
-    for module in (bench, doctor, demo):
+    commands = parser.add_subparsers(dest="command", metavar="{bench,doctor,demo,launch}")
+    for module in (bench, doctor, demo, launch):
         module.add_parser(commands)
     return parser
 
