@@ -165,28 +165,31 @@ class Bench:
             for _ in range(_CEILING_TURNS)
         )
         modes = host.huge_page_modes()
+        versions = {k: about[k] for k in ("strata_jax", "jax", "jaxlib", "numpy")}
+        for its_about in abouts:
+            if "mpi" in its_about:
+                versions["mpi"] = its_about["mpi"]
         self._host = {
             "cores": num_threads,
             "cpu": host.cpu_name(),
             "isa": about["isa"],
             "huge_pages": modes,
-            "versions": {k: about[k] for k in ("strata_jax", "jax", "jaxlib", "numpy")},
+            "versions": versions,
             "tuned": bench_contenders.TUNABLES
             if any(contender.kind == "tuned" for contender in plan.contenders)
             else None,
         }
-        versions = ", ".join(f"{k} {v}" for k, v in self._host["versions"].items())
-        self._print(f"# {versions}, Python {sys.version.split()[0]}")
+        named = ", ".join(f"{k} {v}" for k, v in versions.items())
+        self._print(f"# {named}, Python {sys.version.split()[0]}")
         self._print(f"# {num_threads} cores, {self._host['cpu']}, kernels for {about['isa']}")
         self._print("# huge pages: " + ", ".join(f"{k} [{v}]" for k, v in modes.items()))
         self._print(
             f"# ceiling: {self._ceiling_gbps:.2f} GB/s copied with non-temporal stores by all "
             "cores; its share counts bytes that must be read and bytes that must be written"
         )
-        for contender, its_about in zip(plan.contenders, abouts, strict=True):
+        for contender in plan.contenders:
             if contender.about:
-                mpi = f" ({its_about['mpi']})" if "mpi" in its_about else ""
-                self._print(f"# {contender.kind}: {contender.about}{mpi}")
+                self._print(f"# {contender.kind}: {contender.about}")
         if plan.num_processes > 1:
             self._print("# the time of a call is that of the process where it took longest")
         if plan.rows[0].mode == bench_plan.FIRST:

@@ -258,6 +258,7 @@ class Worker:
             elif time.monotonic() > end:
                 what = f"only {len(self._peers)} of {count} ranks came in {self.deadline_s:g} s"
                 self._fail("start", process, f"the {self.kind} worker", what)
+        self._stack.close()  # now, so that a command that is killed later leaves no folder
 
     def _ask(
         self, command: str, arguments: dict[str, Any], peers: list[_Peer]

@@ -77,11 +77,14 @@ def make_plan(args: argparse.Namespace) -> Plan:
             f"--json {args.json}: its folder does not exist; the file is written at the end, into "
             "a folder that is there. Make the folder first."
         )
+    contenders = bench_contenders.contenders(
+        against, num_processes=num_processes, num_devices=num_devices, staged=args.staged
+    )
+    if args.mode == FIRST:  # its table has no room for a third
+        contenders = contenders[:2]
     plan = Plan(
         rows=tuple(rows),
-        contenders=bench_contenders.contenders(
-            against, num_processes=num_processes, num_devices=num_devices, staged=args.staged
-        ),
+        contenders=contenders,
         num_processes=num_processes,
         num_devices=num_devices,
         dtype=args.dtype,

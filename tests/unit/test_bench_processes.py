@@ -35,6 +35,7 @@ class PlanTest(parameterized.TestCase):
         (("--processes", "2", "--against", "none"), 2, 2, "none", ("ours",)),
         (("--against", "staged"), 1, 2, "staged", ("ours", "staged")),
         (("--mode", "first"), 1, 2, "unpopulated", ("ours", "unpopulated")),
+        (("--mode", "first", "--against", "lax"), 1, 2, "lax", ("ours", "lax")),
     )
     def test_defaults(self, argv, num_processes, num_devices, against, kinds):
         found = plan("psum", *argv)
