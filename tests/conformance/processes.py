@@ -81,6 +81,7 @@ def run_file(
     mode: str,
     *,
     num_processes: int,
+    num_devices: int,
     timeout_s: float,
     logs: pathlib.Path,
     only: Sequence[str] | None = None,
@@ -92,6 +93,7 @@ def run_file(
         file: below `tests/`.
         mode: "off" or "on".
         num_processes: workers.
+        num_devices: devices of all workers together.
         timeout_s: after which a test hangs.
         logs: folder for what the processes print.
         only: names of the tests to run; None for all.
@@ -111,6 +113,8 @@ def run_file(
             folder,
             timeout_s,
             {
+                # Read by jaxlib when the backend starts.
+                "JAX_NUM_CPU_DEVICES": str(num_devices // num_processes),
                 "STRATA_CONFORMANCE": mode,
                 "STRATA_CONFORMANCE_LOG": str(log),
                 "STRATA_CONFORMANCE_TESTS": str(wanted),

@@ -256,7 +256,7 @@ def report(results: dict[str, dict[str, compare.FileRun]]) -> int:
 
 
 def _load(
-    path: pathlib.Path, version: str, num_processes: int
+    path: pathlib.Path, version: str, job: dict[str, int]
 ) -> dict[str, dict[str, compare.FileRun]]:
     data = json.loads(path.read_text())
     if data["jax"] != version:
@@ -264,10 +264,10 @@ def _load(
             f"run.py: {path} is of jax {data['jax']}, but {version} is installed; "
             f"make it anew with --only off --json {path}"
         )
-    if data.get("processes", 0) != num_processes:
+    if (found := data.get("job", {})) != job:
         raise SystemExit(
-            f"run.py: {path} is of --processes {data.get('processes', 0)}, but {num_processes} is "
-            f"asked for; make it anew with --only off --json {path}"
+            f"run.py: {path} is of {found or 'one process'}, but {job or 'one process'} is asked "
+            f"for; make it anew with --only off --json {path}"
         )
     return {
         file: {mode: compare.FileRun.from_json(run) for mode, run in runs.items()}
@@ -278,7 +278,7 @@ def _load(
 def _save(
     path: pathlib.Path | None,
     version: str,
-    num_processes: int,
+    job: dict[str, int],
     results: dict[str, dict[str, compare.FileRun]],
 ) -> None:
     if path:
@@ -286,7 +286,7 @@ def _save(
             file: {mode: dataclasses.asdict(run) for mode, run in runs.items()}
             for file, runs in results.items()
         }
-        content = {"jax": version, "processes": num_processes, "files": files}
+        content = {"jax": version, "job": job, "files": files}
         path.write_text(json.dumps(content, indent=1))
 
 
@@ -307,12 +307,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=pathlib.Path, help="of JAX, with its tests/")
     parser.add_argument("--files", nargs="+", help="below tests/, e.g. pjit_test.py")
+    parser.add_argument("--processes", type=int, metavar="P", help="run those of P processes")
     parser.add_argument(
-        "--processes",
-        type=int,
-        default=0,
-        metavar="P",
-        help="run tests/multiprocess in P processes",
+        "--devices", type=int, default=0, metavar="N", help="that these have together; one each"
     )
     parser.add_argument("--only", choices=MODES, help="run without or with strata_jax only")
     parser.add_argument("--baseline", type=pathlib.Path, help="take runs without it from this file")
@@ -324,17 +321,17 @@ def main() -> None:
     if not (source / "pyproject.toml").is_file() or not (source / "tests").is_dir():
         parser.error(f"{source} holds no pyproject.toml and tests/; give a checkout of JAX")
     version = importlib.metadata.version("jax")
-    baseline = _load(args.baseline, version, args.processes) if args.baseline else {}
+    job: dict[str, int] = {}
+    if args.processes:
+        if args.devices % args.processes:
+            parser.error(f"--devices {args.devices} is no multiple of --processes {args.processes}")
+        job = {"num_processes": args.processes, "num_devices": args.devices or args.processes}
+    baseline = _load(args.baseline, version, job) if args.baseline else {}
     results: dict[str, dict[str, compare.FileRun]] = {}
     with _logs(args.logs) as logs:
         run = functools.partial(run_file, timeout_s=args.timeout_s, logs=logs)
         if args.processes:
-            run = functools.partial(
-                processes.run_file,
-                num_processes=args.processes,
-                timeout_s=args.timeout_s,
-                logs=logs,
-            )
+            run = functools.partial(processes.run_file, **job, timeout_s=args.timeout_s, logs=logs)
         for file in args.files or (processes.files(source) if args.processes else FILES):
             if not (source / "tests" / file).exists():
                 print(f"{file}: not in this version of JAX")
@@ -342,7 +339,7 @@ def main() -> None:
             results[file] = {m: r for m, r in baseline.get(file, {}).items() if m == "off"}
             modes = [args.only] if args.only else MODES
             run_both(source, file, results[file], modes=modes, run=run)
-            _save(args.json, version, args.processes, results)
+            _save(args.json, version, job, results)
     sys.exit(1 if report(results) else 0)
 
 
