@@ -57,8 +57,9 @@ class Collective {
   // Fails every open use that `which` chooses; returns how many. `why` makes the error from the
   // waiting and missing ranks that it is given in words.
   int FailOpen(const Which& which, FailureCode code, const Why& why);
-  // Fails every open use with ranks in processes that are dead.
-  void FailOpenOfDead();
+  // Fails every open use with ranks in processes that are dead, or lets it end where it can.
+  // Returns how many may still touch their memory.
+  int FailOpenOfDead();
   // Collects a line for each open use older than `tick` that was not reported before.
   void ReportOpen(uint32_t tick, std::vector<std::string>* lines);
   int NumOpen();
@@ -88,8 +89,9 @@ class Collective {
 // Number of open uses, and failing them, over all live Collectives.
 int NumOpenUses();
 int FailOpenUses(const Which& which, FailureCode code, const Why& why);
-// Those with ranks in processes of the fabric that are dead.
-void FailOpenUsesOfDead();
+// Those with ranks in processes of the fabric that are dead; returns how many may still touch their
+// memory.
+int FailOpenUsesOfDead();
 void ReportOpenUses(uint32_t tick, std::vector<std::string>* lines);
 
 }  // namespace strata::core

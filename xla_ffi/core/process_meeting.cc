@@ -203,6 +203,7 @@ bool ProcessMeeting::Post() {
   record.why[0] = 0;
   // Relaxed: made public by the key.
   record.closed.store(0, std::memory_order_relaxed);
+  record.num_workers.store(0, std::memory_order_relaxed);
   record.finished.store(0, std::memory_order_relaxed);
   record.counters.next.store(0, std::memory_order_relaxed);
   record.counters.done.store(0, std::memory_order_relaxed);
@@ -356,12 +357,12 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
   if (failure_ == nullptr && !exhausted_) {
     Record& home = fabric_.board(slots_[0]).records[records_[0]];
     Record& own = fabric_.board(fabric_.slot()).records[record_];
-    ++num_workers_;
+    own.num_workers.store(++num_workers_, std::memory_order_relaxed);
     lock.unlock();
     const bool last =
         pull_ ? work_.Run(local_counters_, &own.closed) : work_.Run(*counters_, &home.closed);
     lock.lock();
-    --num_workers_;
+    own.num_workers.store(--num_workers_, std::memory_order_relaxed);
     exhausted_ = true;
     progress = true;
     if (last && failure_ == nullptr && !worked_) {
@@ -381,8 +382,9 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
 }
 
 bool ProcessMeeting::OthersLeft() const {
+  const uint64_t dead = fabric_.dead();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (i == own_) continue;
+    if (i == own_ || (dead >> slots_[i] & 1) != 0) continue;
     Board& board = fabric_.board(slots_[i]);
     // Acquire pairs with the stores in Settle and Reclaim: what the other read, it has read. A
     // record that is not there any more was returned after all had left.
@@ -468,6 +470,20 @@ bool ProcessMeeting::Fail(std::shared_ptr<const Failure> failure) {
   return true;
 }
 
+bool ProcessMeeting::FailOfDead(std::shared_ptr<const Failure> failure) {
+  Advance(nullptr, false);  // the dead may have posted, or even done, all that is needed
+  std::unique_lock<std::mutex> lock(mu_);
+  if (ended_) return num_workers_ > 0;
+  // Shared work that is not finished never will be: they may have claimed some of it.
+  const bool goes_on =
+      all_here_ && (pull_ || fabric_.board(slots_[0]).records[records_[0]].finished.load(
+                                 std::memory_order_acquire) != 0);
+  if (failure_ == nullptr && !goes_on) FailLocked(std::move(failure));
+  const bool reads = num_workers_ > 0 || (failure_ == nullptr && !worked_);
+  Settle(lock, false);
+  return reads;
+}
+
 bool ProcessMeeting::TryReclaim() {
   std::lock_guard<std::mutex> lock(mu_);
   const uint64_t dead = fabric_.dead();
@@ -504,10 +520,17 @@ std::string ProcessMeeting::Missing() {
   if (ended_) return "";
   std::string text;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (records_[i] >= 0) continue;
-    text += (text.empty() ? "" : "; ") + Ranks(i);
-    const std::string doing = fabric_.Doing(slots_[i]);
-    if (!doing.empty()) text += ", which waits in " + doing;
+    if (i == own_ || (records_[i] >= 0 && !all_here_)) continue;
+    std::string doing;
+    if (!all_here_) {
+      doing = fabric_.Doing(slots_[i]);
+      if (!doing.empty()) doing = ", which waits in " + doing;
+    } else if (RecordOf(i).num_workers.load(std::memory_order_relaxed) > 0) {
+      doing = ", which has not done its part of the work";
+    } else if (!pull_ || (RecordOf(i).state.load(std::memory_order_relaxed) & kLeft) != 0) {
+      continue;
+    }
+    text += (text.empty() ? "" : "; ") + Ranks(i) + doing + fabric_.StoppedNote(slots_[i]);
   }
   return text;
 }

@@ -78,6 +78,10 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   // ended, or is about to.
   bool Fail(std::shared_ptr<const Failure> failure);
 
+  // Ends it with an error where processes of its group are dead, unless all that is left is to read
+  // what those had posted. True while threads here may still touch their memory.
+  bool FailOfDead(std::shared_ptr<const Failure> failure);
+
   // Takes no lock.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
@@ -85,7 +89,8 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   // has to be tried again.
   bool TryReclaim();
 
-  // "rank 1 (device 2048) of process 1 (pid 77)" for all that have not posted; empty once ended.
+  // "rank 1 (device 2048) of process 1 (pid 77)" and so on for all that have not posted, or else
+  // have not done their part; empty once ended.
   std::string Missing();
 
  private:
