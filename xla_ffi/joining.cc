@@ -165,25 +165,39 @@ void BindJoining(nb::module_& m) {
   m.def("echo", Echo, nb::arg("staging_address"), nb::arg("own_slot"), nb::arg("number"),
         "Reads another's number, and leaves it one.");
   m.def("echo_of", EchoOf, nb::arg("slot"), "The number that another left here.");
-  m.def("start_fabric", [] { core::TheFabric()->Start(); }, "Starts its threads, once.");
+  m.def(
+      "start_fabric", [](int coordinator) { core::TheFabric()->Start(coordinator); },
+      nb::arg("coordinator"),
+      "Starts its threads, once; coordinator: slot of the process without which JAX ends this "
+      "one.");
   m.def("has_joined", [] { return core::TheFabric() != nullptr; }, "Whether join() was called.");
   m.def(
-      "dead_processes",
+      "other_processes",
       [] {
-        std::vector<std::string> titles;
+        std::vector<std::tuple<std::string, std::string>> others;
         const core::Fabric* fabric = core::TheFabric();
         for (int i = 0; fabric != nullptr && i < fabric->num_processes(); ++i) {
-          if ((fabric->dead() >> i & 1) != 0) titles.push_back(fabric->Title(i));
+          if (i == fabric->slot()) continue;
+          const bool lives = (fabric->dead() >> i & 1) == 0;
+          others.emplace_back(fabric->Title(i), lives                     ? "lives"
+                                                : fabric->EndedInOrder(i) ? "left"
+                                                                          : "died");
         }
-        return titles;
+        return others;
       },
-      "Processes of the fabric that have ended.");
+      "The other processes of the fabric, and whether each lives, left, or died.");
   m.def(
       "set_exiting",
       [] {
         if (core::Fabric* fabric = core::TheFabric()) fabric->SetExiting();
       },
       "Tells the others that this process ends in good order.");
+  m.def(
+      "leave",
+      [] {
+        if (core::Fabric* fabric = core::TheFabric()) fabric->Leave();
+      },
+      "Lets the others see this process as ended.");
 }
 
 }  // namespace strata
