@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -104,15 +105,25 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
 
 def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
     """Puts the arena in front of the allocator, shared with the other processes of this host."""
-    global _arena_report, _place, _epoch
-    listener = None
-    place = joining.ALONE
-    if _compat.distributed_num_processes() > 1:
-        listener = joining.make_listener()
+    global _epoch
+    if _compat.distributed_num_processes() == 1:
+        _enter_place(settings, timeout_s, joining.ALONE, None)
+        return
+    epoch, _epoch = _epoch, _epoch + 1  # also where it fails, in which it does in all processes
+    with joining.make_listener() as listener:
         place = joining.find_place(
-            listener, _epoch, timeout_s, settings.arena_bytes, f"strict={strict}"
+            listener, epoch, timeout_s, settings.arena_bytes, f"strict={strict}"
         )
-        _epoch += 1
+        _enter_place(settings, timeout_s, place, listener)
+
+
+def _enter_place(
+    settings: _env.Settings,
+    timeout_s: float,
+    place: joining.Place,
+    listener: socket.socket | None,
+) -> None:
+    global _arena_report, _place
     joined = _core.has_joined()
     if joined:
         _check_rejoined(place)
@@ -135,8 +146,6 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
             raise
         coordinator = _compat.coordinator_process_index()
         _core.start_fabric(place.members.index(coordinator) if coordinator in place.members else -1)
-    if listener is not None:
-        listener.close()
     _place = place
 
 
