@@ -33,7 +33,6 @@ _arena_report: dict[str, Any] = {}
 _hook: Callable[[bytes], bytes | None]  # the compile hook of the latest init()
 _wakeup: tuple[int, int] | None = None  # our end of the signal pipe, the descriptor before it
 _place = joining.ALONE
-_epoch = 0  # calls of init() that looked for other processes
 _unused_calls: dict[str, int] = {}  # calls of our functions before init(), by name
 
 
@@ -105,15 +104,11 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
 
 def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
     """Puts the arena in front of the allocator, shared with the other processes of this host."""
-    global _epoch
     if _compat.distributed_num_processes() == 1:
         _enter_place(settings, timeout_s, joining.ALONE, None)
         return
-    epoch, _epoch = _epoch, _epoch + 1  # also where it fails, in which it does in all processes
     with joining.make_listener() as listener:
-        place = joining.find_place(
-            listener, epoch, timeout_s, settings.arena_bytes, f"strict={strict}"
-        )
+        place = joining.find_place(listener, timeout_s, settings.arena_bytes, f"strict={strict}")
         _enter_place(settings, timeout_s, place, listener)
 
 

@@ -88,6 +88,11 @@ class _Store:
         index = _compat.distributed_process_index()
         self._client.key_value_set(f"{self._prefix}/{topic}/{index}", json.dumps(value))
 
+    def withdraw(self, topic: str) -> None:
+        """Takes the record of this process down."""
+        index = _compat.distributed_process_index()
+        self._client.key_value_delete(f"{self._prefix}/{topic}/{index}")
+
     def get_all(
         self, topic: str, places: Sequence[dict[str, Any]] = ()
     ) -> tuple[dict[str, Any], ...]:
@@ -147,14 +152,14 @@ def _pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def find_place(
-    listener: socket.socket, epoch: int, timeout_s: float, arena_bytes: int, settings: str
-) -> Place:
+_epoch = 0  # how often all processes came together here; the same in all of them
+
+
+def find_place(listener: socket.socket, timeout_s: float, arena_bytes: int, settings: str) -> Place:
     """Learns which processes are on this host, and agrees with them on addresses.
 
     Args:
         listener: where others connect to this process.
-        epoch: how often init() was called before.
         timeout_s: seconds to wait for others.
         arena_bytes: address space wanted for an arena; 0 or less for a default.
         settings: what must be the same in all processes.
@@ -163,7 +168,8 @@ def find_place(
         RuntimeError: a process did not come; versions or settings differ; there is no address that
             all have free.
     """
-    store = _Store(epoch, time.monotonic() + timeout_s)
+    global _epoch
+    store = _Store(_epoch, time.monotonic() + timeout_s)
     store.put(
         "place",
         {
@@ -181,7 +187,12 @@ def find_place(
             "flags": os.environ.get("XLA_FLAGS", ""),
         },
     )
-    records = store.get_all("place")
+    try:
+        records = store.get_all("place")
+    except RuntimeError:
+        store.withdraw("place")  # for another try, once the missing ones come
+        raise
+    _epoch += 1
     _check_alike(records)
     keys = [record["host"] for record in records]
     order = list(dict.fromkeys(keys))
