@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import launch
 import pytest
+
+import launch
 
 # Every operation on groups of all devices, of pairs across processes, and of halves; small ones,
 # which go through mailboxes, and large ones, which are worked on by all; odd sizes and empty ones.
