@@ -123,6 +123,8 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         reserve_bytes=place.arena_bytes if shared else settings.arena_bytes,
         keep_bytes=settings.keep_bytes,
         huge_pages=settings.huge_pages,
+        populate=settings.populate,
+        serve=settings.arena,
         shared=shared,
         address=place.arena_address if shared else 0,
         library=_compat.ALLOCATOR_LIBRARY,
@@ -135,7 +137,7 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         except RuntimeError:
             _core.arena_uninstall()
             raise
-        _core.start_fabric()
+        _core.start_fabric(map_pages=settings.populate)
     if listener is not None:
         listener.close()
     _place = place
