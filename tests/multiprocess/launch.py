@@ -162,11 +162,16 @@ class Job:
         command += ["-n", str(num_processes), "--devices-per-process", str(num_devices)]
         command += ["--timeout", str(timeout_s), *options, str(script), *arguments]
         self._started = time.monotonic()
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        (folder / "in").write_text("not for the ranks")
+        with (
+            (folder / "in").open("rb") as standard_input,
+            self._out.open("wb") as out,
+            self._err.open("wb") as err,
+        ):
             self.launcher = subprocess.Popen(
                 command,
                 env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=standard_input,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,

@@ -24,6 +24,11 @@ import os, signal, subprocess, sys, time
 rank = int(os.environ["JAX_PROCESS_ID"])
 def say(*words):
     print(*words, flush=True)
+def ready():
+    open(f"{sys.argv[0]}.{rank}", "w").close()
+def wait_until_ready(rank):
+    while not os.path.exists(f"{sys.argv[0]}.{rank}"):
+        time.sleep(0.01)
 """
 SLEEP = "say('sleeps')\ntime.sleep(120)\n"
 IGNORE_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -132,7 +137,9 @@ class AllWellTest(parameterized.TestCase):
         with bare(
             """
             if rank == 1:
+                ready()
                 os._exit(0)
+            wait_until_ready(1)
             time.sleep(1)
             """,
             num_processes=3,
@@ -152,8 +159,10 @@ class FailureTest(parameterized.TestCase):
             def fail():
                 raise ValueError("first\\nsecond")
             if rank == 1:
+                ready()
                 fail()
-            time.sleep(0.5)  # as one that notices and reports
+            wait_until_ready(1)
+            time.sleep(1)  # as one that notices and reports
             say("reports")
             sys.exit(rank)
             """,
@@ -176,7 +185,8 @@ class FailureTest(parameterized.TestCase):
     )
     def test_exit_status_is_of_the_first_failure(self, code, status, how):
         code = f"if rank == 0:\n    print('last words')\n    {code}\n"
-        with bare(code + SLEEP, options=["--grace", "0.2"]) as job:
+        buffered = {"PYTHONUNBUFFERED": ""}
+        with bare(code + SLEEP, options=["--grace", "0.2"], env=buffered) as job:
             result = job.wait(status)
         self.assertEqual(result.out[0], "last words\n")
         self.assertRegex(result.messages, f"^strata-jax launch: rank 0 failed first.*: {how}\n")
@@ -185,12 +195,16 @@ class FailureTest(parameterized.TestCase):
 
     def test_rank_that_ignores_sigterm_is_killed(self):
         with bare(
-            "if rank == 0: sys.exit(3)\n" + IGNORE_SIGTERM + SLEEP,
+            "if rank == 0: wait_until_ready(1); sys.exit(3)\n"
+            + IGNORE_SIGTERM
+            + "ready()\n"
+            + SLEEP,
             options=["--grace", "0.2"],
             patch="launch_job._TERM_S = 0.3",
         ) as job:
             result = job.wait(3)
         self.assertRegex(result.messages, "^strata-jax launch: rank 0 failed.*: exit status 3\n")
+        self.assertLess(result.seconds, 20)
         self.assertIn("ended by the launcher with SIGTERM and SIGKILL (rank 1)\n", result.messages)
 
     @parameterized.parameters((0, 2), (1, 3))
@@ -218,11 +232,11 @@ class FailureTest(parameterized.TestCase):
         )
 
     def test_timeout(self):
-        with bare("if rank == 0: sys.exit(0)\n" + SLEEP, timeout_s=1.0) as job:
+        with bare("if rank == 0: sys.exit(0)\n" + SLEEP, timeout_s=3.0) as job:
             result = job.wait(124)
         self.assertEqual(
             result.messages,
-            "strata-jax launch: the job did not end within --timeout 1 s: exit status 0 (rank 0), "
+            "strata-jax launch: the job did not end within --timeout 3 s: exit status 0 (rank 0), "
             "ended by the launcher with SIGTERM (rank 1)\n",
         )
 
@@ -258,16 +272,21 @@ class EndedTest(parameterized.TestCase):
         self.assertIn("ended by the launcher with SIGINT and SIGKILL", result.messages)
 
     def test_sigterm_is_forwarded(self):
-        # Rank 1 is as one of JAX, which catches SIGTERM and goes on.
-        with bare(f"if rank == 1: {IGNORE_SIGTERM}" + SLEEP, options=["--grace", "0.3"]) as job:
+        # As a rank of JAX, which catches SIGTERM and goes on.
+        with bare(
+            "signal.signal(signal.SIGTERM, lambda *_: say('goes on'))\n" + SLEEP,
+            options=["--grace", "0.5"],
+        ) as job:
             job.wait_for("sleeps", times=2)
             job.send(signal.SIGTERM)
+            job.wait_for("goes on", times=2)
             result = job.wait(143)
         self.assertEqual(
             result.messages,
-            "strata-jax launch: got SIGTERM: ended by the launcher with SIGTERM (rank 0), "
-            "ended by the launcher with SIGTERM and SIGKILL (rank 1)\n",
+            "strata-jax launch: got SIGTERM: "
+            "ended by the launcher with SIGTERM and SIGKILL (ranks 0 and 1)\n",
         )
+        self.assertLess(result.seconds, 20)
 
     def test_ranks_that_end_well_when_told_to(self):
         with bare(
