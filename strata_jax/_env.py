@@ -33,6 +33,8 @@ class Settings:
             other processes of the host.
         check_ragged: `STRATA_CHECK_RAGGED`, whether bad offsets and sizes of `ragged_all_to_all`
             are errors.
+        spin_us: `STRATA_SPIN_US`, microseconds that a rank looks for other processes again and again
+            before its thread is given back; None for the default of `init()`.
         strict: `STRATA_STRICT`, whether a collective that stays native is an error.
     """
 
@@ -46,6 +48,7 @@ class Settings:
     huge_pages: bool = True
     populate: bool = True
     check_ragged: bool = False
+    spin_us: float | None = None
     strict: bool = False
 
 
@@ -60,6 +63,7 @@ VARIABLES = (
     "STRATA_HUGE_PAGES",
     "STRATA_POPULATE",
     "STRATA_CHECK_RAGGED",
+    "STRATA_SPIN_US",
     "STRATA_STRICT",
 )
 
@@ -130,6 +134,10 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             found[name] = _choice(variable, value, ("on", "off")) == "on"
     if value := environ.get("STRATA_CHECK_RAGGED"):
         found["check_ragged"] = _choice("STRATA_CHECK_RAGGED", value, ("0", "1")) == "1"
+    if value := environ.get("STRATA_SPIN_US"):
+        if not value.isdecimal() or int(value) > 1_000_000:
+            raise _refuse("STRATA_SPIN_US", value, "a whole number from 0 to 1000000")
+        found["spin_us"] = float(value)
     if value := environ.get("STRATA_STRICT"):
         found["strict"] = _choice("STRATA_STRICT", value, ("0", "1")) == "1"
     return Settings(**found)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ _EXIT_TIMEOUT_S = 5.0
 _TIMEOUT_S = 40.0
 _ACROSS_TIMEOUT_S = 1800.0
 # Microseconds that a rank looks again and again before its thread is given back.
-_SPIN_US = 100.0
+_SPIN_US = 200.0
 
 _compile_counters = rewrite.Counters()
 _lock = threading.Lock()  # guards all below
@@ -159,6 +159,8 @@ def _check_rejoined(place: joining.Place) -> None:
 
 def _spin_us(place: joining.Place, settings: _env.Settings) -> float:
     """Returns how long a rank may look for others again and again: not without spare cores."""
+    if settings.spin_us is not None:
+        return settings.spin_us
     return _SPIN_US if len(place.members) <= place.records[place.members[0]]["cores"] else 0.0
 
 

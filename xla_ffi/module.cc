@@ -155,8 +155,8 @@ NB_MODULE(_core, m) {
   m.def("isa", [] { return core::Kernels().name; }, "Instruction set of the kernels in use.");
   m.def("arena_install", ArenaInstall, nb::kw_only(), nb::arg("reserve_bytes"),
         nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("populate"), nb::arg("serve"),
-        nb::arg("shared"), nb::arg("address"),
-        nb::arg("library"), "Redirects the allocator of a loaded library to the arena.");
+        nb::arg("shared"), nb::arg("address"), nb::arg("library"),
+        "Redirects the allocator of a loaded library to the arena.");
   m.def("arena_uninstall", ArenaUninstall, "New arrays come from where they came from before.");
   m.def("arena_verify", core::VerifyAllocator, "Redirects slots that were written since.");
   m.def("arena_trim", ArenaTrim, "Gives all kept pages back; returns how many bytes.");

@@ -320,7 +320,12 @@ void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<con
     CompleteAll(std::move(use), group, own_rank, false);
     return;
   }
-  // On the engine's thread, or a helper's, which have other work to do than a program's rest.
+  // On the engine's thread, or a helper's, which have other work to do than a program's rest. A
+  // short one of a single rank costs less than waking its lane.
+  if (spec_.finish == Finish::kInline && use->completions.size() == 1) {
+    use->completions[0].Run(nullptr);
+    return;
+  }
   for (size_t r = 0; r < use->completions.size(); ++r) {
     group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
   }
