@@ -44,7 +44,7 @@ MOVED_TYPES: frozenset[int] = ELEMENT_TYPES | {
 }
 
 # CPU device ids are process_index << 11 | local index (xla/pjrt/cpu/cpu_topology.cc).
-_PROCESS_SHIFT = 11
+PROCESS_SHIFT = 11
 
 
 @dataclasses.dataclass(eq=False)
@@ -156,7 +156,7 @@ def crosses_hosts(devices: Iterable[int], hosts: Sequence[int]) -> bool:
         devices: their ids.
         hosts: number of the host of each process of the job, by process index.
     """
-    processes = {device >> _PROCESS_SHIFT for device in devices}
+    processes = {device >> PROCESS_SHIFT for device in devices}
     if any(process >= len(hosts) for process in processes):  # not of this job
         return True
     return len({hosts[process] for process in processes}) > 1
