@@ -33,8 +33,8 @@ class Settings:
             other processes of the host.
         check_ragged: `STRATA_CHECK_RAGGED`, whether bad offsets and sizes of `ragged_all_to_all`
             are errors.
-        spin_us: `STRATA_SPIN_US`, microseconds that a rank looks for other processes again and again
-            before its thread is given back; None for the default of `init()`.
+        spin_us: `STRATA_SPIN_US`, microseconds that a rank looks for other processes before its
+            thread is given back; None for the default of `init()`.
         strict: `STRATA_STRICT`, whether a collective that stays native is an error.
     """
 

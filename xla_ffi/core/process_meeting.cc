@@ -11,10 +11,6 @@
 namespace strata::core {
 namespace {
 
-// Operands of a process, all together, up to which they are copied into a mailbox: a process that
-// comes early goes on as soon as it has what it wants.
-constexpr int64_t kMostInlineBytes = 32 << 10;
-
 // Operations up to this many bytes are done by one thread a process: see kAloneBytes of
 // collective.cc.
 constexpr int64_t kAloneBytes = 2 << 20;
@@ -120,22 +116,23 @@ const Record& ProcessMeeting::RecordOf(size_t process) const {
   return fabric_.board(slots_[process]).records[records_[process]];
 }
 
-// Copies what others could not read, and small operands. The lock is held, the record not public.
+// Copies what others could not read. The lock is held, the record not public.
 void ProcessMeeting::Stage(Record& record) {
   const int num_ranks = record.num_ranks;
   size_t total = 0, num_operands = own_in_.size();
-  int64_t num_bytes = 0;
   for (const Part& part : in_parts_) {
     total += RoundUp(static_cast<size_t>(NumBytes(part))) * num_ranks;
-    num_bytes += NumBytes(part) * num_ranks;
   }
-  bool writable = true;
+  bool readable = true, writable = true;
+  for (size_t i = 0; i < num_operands; ++i) {
+    readable =
+        readable && (fabric_.IsShared(own_in_[i]) || in_parts_[i / num_ranks].num_elements == 0);
+  }
   for (size_t i = 0; i < own_out_.size(); ++i) {
     writable =
         writable && (fabric_.IsShared(own_out_[i]) || out_parts_[i / num_ranks].num_elements == 0);
   }
-  const bool small = num_bytes <= kMostInlineBytes && total <= kMailboxBytes;
-  record.pull = small || !writable;
+  record.pull = !writable;
   record.staged = true;
   const size_t num_pointers = own_in_.size() + own_out_.size();
   const void** pointers = record.pointers;
@@ -152,7 +149,7 @@ void ProcessMeeting::Stage(Record& record) {
     record.more = pointers;
     full = pointers == nullptr;
   }
-  if (small && !full) {
+  if (!readable && total <= kMailboxBytes && !full) {
     mailbox_ = fabric_.TakeMailbox();
     char* at = mailbox_ != nullptr ? mailbox_ : allocate(total);
     full = at == nullptr;

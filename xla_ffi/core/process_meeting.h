@@ -8,9 +8,13 @@
 //
 // * shared: every result is in memory that all can write. Units are claimed from common counters by
 //   whoever has time, and the operation is done for all when the last unit is.
-// * pull: each process writes the results of its own ranks. For small operands, which are copied
-//   into a mailbox when they are posted, so that nobody has to wait for readers; and for results
-//   that only their owner can write.
+// * pull: each process writes the results of its own ranks, where one has a result that others
+//   cannot write.
+//
+// Operands that others cannot read are copied first, small ones into a mailbox: those of an array
+// that is too small for the arena, which is most of what one calls a message. What is in the arena
+// is never copied; even 4 KiB take longer through a mailbox (2 threads on 2 cores: 16 KiB 3.8 us as
+// it is, 6.7 us so; 64 KiB 6.2 and 51 us).
 //
 // Nobody waits inside here: Advance() does what can be done now. It is called by the rank that came
 // last here, which looks again for a while, then by the engine whenever somebody rings, and by
