@@ -34,7 +34,7 @@ def arena_install(
     huge_pages: bool,
     populate: bool,
     serve: bool,
-    shared: bool,
+    num_processes: int,
     address: int,
     library: str,
 ) -> dict[str, Any]:
@@ -62,7 +62,9 @@ def address_space_left() -> int:
 def physical_memory() -> int:
     """Bytes of the machine."""
 
-def shared_memory(staging_address: int, staging_bytes: int) -> list[tuple[int, int, int]]:
+def shared_memory(
+    staging_address: int, staging_bytes: int, num_processes: int
+) -> list[tuple[int, int, int]]:
     """
     Descriptor, address and bytes of this process's arena and of its staging memory.
     """

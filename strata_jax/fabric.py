@@ -125,7 +125,7 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         huge_pages=settings.huge_pages,
         populate=settings.populate,
         serve=settings.arena,
-        shared=shared,
+        num_processes=len(place.members),
         address=place.arena_address if shared else 0,
         library=_compat.ALLOCATOR_LIBRARY,
     )

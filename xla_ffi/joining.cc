@@ -56,12 +56,14 @@ std::vector<uint64_t> FreeAddresses(size_t num_bytes) {
 // (descriptor, address, bytes) of the arena and of the staging arena, which is made at the first
 // call.
 std::vector<std::tuple<int, uint64_t, uint64_t>> SharedMemory(uint64_t staging_address,
-                                                              int64_t num_bytes) {
+                                                              int64_t num_bytes,
+                                                              int num_processes) {
   Joining& joining = TheJoining();
   if (joining.staging == nullptr) {
     core::ArenaOptions options;
     options.reserve_bytes = num_bytes;
     options.shared = true;
+    options.num_processes = num_processes;
     options.address = staging_address;
     const std::string error = core::Arena::Create(options, &joining.staging);
     if (!error.empty()) throw std::runtime_error(error);
@@ -159,6 +161,7 @@ void BindJoining(nb::module_& m) {
   m.def("address_space_left", platform::AddressSpaceLeftBytes, "Bytes that `ulimit -v` leaves.");
   m.def("physical_memory", platform::PhysicalMemoryBytes, "Bytes of the machine.");
   m.def("shared_memory", SharedMemory, nb::arg("staging_address"), nb::arg("staging_bytes"),
+        nb::arg("num_processes"),
         "Descriptor, address and bytes of this process's arena and of its staging memory.");
   m.def("control_bytes", ControlBytes, nb::arg("num_processes"), "Bytes of a control segment.");
   m.def("make_control", MakeControl, nb::arg("num_processes"), "A new one's descriptor.");

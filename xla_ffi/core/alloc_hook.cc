@@ -180,7 +180,7 @@ std::string EnsureArena(const ArenaOptions& options) {
            ", and arrays may live in it. Keep the kind that the first installation chose, or start"
            " a new process.";
   }
-  existing->SetKeepBytes(options.keep_bytes);
+  existing->SetKeepBytes(options.keep_bytes, options.num_processes);
   return "";
 }
 

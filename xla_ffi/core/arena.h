@@ -36,8 +36,9 @@ struct ArenaOptions {
   // of what `ulimit -v` leaves. Costs no memory. Less is taken where the system refuses.
   int64_t reserve_bytes = -1;
   // Free pages to keep for the next arrays; negative: a quarter of what this process may use
-  // (physical memory, or the limit of its cgroup).
+  // (physical memory, or the limit of its cgroup), divided by the number of processes that share it.
   int64_t keep_bytes = -1;
+  int num_processes = 1;
   bool huge_pages = true;
   bool populate = true;  // get pages ahead of their use
   bool shared = false;   // a file in memory that other processes can map, instead of private memory
@@ -116,7 +117,7 @@ class Arena {
   // To be called now and then with a monotonic clock: trims after 60 s without an allocation.
   size_t Tick(double now_s);
 
-  void SetKeepBytes(int64_t keep_bytes);  // as in ArenaOptions
+  void SetKeepBytes(int64_t keep_bytes, int num_processes = 1);  // as in ArenaOptions
 
   // From now on `pieces` has, for each piece of 2 MiB, a number other than before whenever it gets
   // pages, and 0 while it has none; `changed` is called, with the lock held, when some got them.

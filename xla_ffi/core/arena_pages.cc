@@ -161,9 +161,10 @@ size_t Arena::Tick(double now_s) {
   return Trim();
 }
 
-void Arena::SetKeepBytes(int64_t keep_bytes) {
-  const size_t limit =
-      keep_bytes < 0 ? platform::MemoryLimitBytes() / 4 : static_cast<size_t>(keep_bytes);
+void Arena::SetKeepBytes(int64_t keep_bytes, int num_processes) {
+  const size_t limit = keep_bytes < 0
+                           ? platform::MemoryLimitBytes() / 4 / static_cast<size_t>(num_processes)
+                           : static_cast<size_t>(keep_bytes);
   Lock lock(*this);
   keep_limit_ = limit;
   EnforceLimits();
