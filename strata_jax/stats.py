@@ -19,8 +19,8 @@ def stats() -> dict[str, Any]:
         * `arena`: `reserved_bytes`, `committed_bytes`, `in_use_bytes` and its peak, `kept_bytes`
           (free pages kept for the next arrays) and `keep_limit_bytes`; numbers of `allocations`,
           `frees`, `hits` (served from pages that were there already) and `fresh` ones; `fallbacks`
-          to the C library by reason; `quarantined_bytes` that are freed, but to which a process that
-          was given up may still write; `slots` of jaxlib's allocator that are patched. Empty before
+          to the C library by reason; `quarantined_bytes` are freed, but a process that was given up
+          may still write there; `slots` of jaxlib's allocator that are patched. Empty before
           `init()`.
         * `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `collective_permute`,
           `collective_broadcast`, `ragged_all_to_all`: `operations` (meetings of all ranks), `calls`
