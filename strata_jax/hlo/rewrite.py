@@ -22,8 +22,9 @@ from strata_jax.hlo.bind import add_error, bind, make_error
 from strata_jax.hlo.combine import combine
 from strata_jax.hlo.counters import Counters as Counters  # part of this interface
 from strata_jax.hlo.counters import Tally
-from strata_jax.hlo.find import Call, Finder, Left, device_table
+from strata_jax.hlo.find import CROSSES_HOSTS, Call, Finder, Left, device_table
 from strata_jax.hlo.graph import Graph
+from strata_jax.hlo.hosts import Splitter
 from strata_jax.hlo.operations import BY_OPCODE, BY_TARGET, ONLY_OURS
 from strata_jax.hlo.scan import Scan, scan_module
 
@@ -67,6 +68,7 @@ class _Rewriter:
         self._module = module
         self._scan = scan
         self._finder = Finder(module, scan.computations, hosts)
+        self._splitter = Splitter(module, hosts, names)
         self._names = names
         self._graphs: dict[int, Graph] = {}
         self.tally = Tally()
@@ -128,13 +130,17 @@ class _Rewriter:
             if only_ours and operation.opcode not in ONLY_OURS:
                 continue
             graph = self._graph(computation)
-            found = self._finder.native(graph, local, operation)
-            if isinstance(found, str):
-                self.left.append(Left(graph.proto, graph.nodes[local], found))
-                continue
-            self.tally.absorbed += absorb(found, self._module, self._scan.computations)
-            self.tally.native += 1
-            calls.append(found)
+            call = self._finder.native(graph, local, operation)
+            if not call.problem:
+                self.tally.absorbed += absorb(call, self._module, self._scan.computations)
+                self.tally.native += 1
+                calls.append(call)
+            elif call.problem == CROSSES_HOSTS and (parts := self._splitter.split(call)):
+                self.tally.split += 1
+                calls += parts
+            else:
+                self.left.append(Left(graph.proto, graph.nodes[local], call.problem))
+        self._splitter.finish()
         self.tally.lowered = sum(call.lowered for call in calls)
         return calls
 
@@ -166,7 +172,8 @@ class _Rewriter:
                 ordered += here
 
         finishes = [cost.LANE] * len(ordered)
-        if not self.left and not self._scan.blocks:
+        # A native collective blocks, also one between hosts that a split has left.
+        if not self.left and not self.tally.split and not self._scan.blocks:
             graphs = {c: self._graphs[c] for c in counted}
             smallest = min((c.group_size for c in ordered if c.group_size > 1), default=2)
             model = cost.CostModel(
