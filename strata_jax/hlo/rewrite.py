@@ -44,6 +44,12 @@ LOST_DONATION = "lost donation"
 HOOK_ERROR = "hook error"
 SHARED_COMPUTATION = "shared computation"
 
+# What there is in place of the operations that XLA's CPU compiler has not.
+_INSTEAD = {
+    "collective-broadcast": "psum of the source's array and of zeros elsewhere",
+    "ragged-all-to-all": "all_to_all of slices that are padded to equal sizes",
+}
+
 
 class _Names:
     """Makes instruction names that a module does not have."""
@@ -96,14 +102,23 @@ class _Rewriter:
                 self.left.append(Left(graph.proto, graph.nodes[local], reason))
 
     def _fail(self, call: Call, problem: str) -> None:
-        make_error(
-            call.instruction,
-            f"{call.operation.opcode} {call.instruction.name} of module {self._module.name} was "
-            f"lowered to run on the fabric, but cannot: {problem}. It has to be one that JAX can "
-            f"express, over devices of one host, in a computation that is called from one "
-            f"place. Compile this program inside `with strata_jax.disabled():`, and report it.",
-            call.operation,
-        )
+        """Turn a call, or a collective that XLA cannot run, into an error at compile time."""
+        what = f"{call.operation.opcode} {call.instruction.name} of module {self._module.name}"
+        if problem == CROSSES_HOSTS and call.operation.opcode in ONLY_OURS:
+            text = (
+                f"{what} is over several hosts, but XLA's CPU compiler has no such operation, and "
+                f"the fabric is inside one host; its groups have to be inside hosts. Use a mesh "
+                f"axis or axis_index_groups of devices of one host, or between hosts "
+                f"{_INSTEAD[call.operation.opcode]}."
+            )
+        else:
+            text = (
+                f"{what} was lowered to run on the fabric, but cannot: {problem}. It has to be one "
+                f"that JAX can express, over devices of one host, in a computation that is called "
+                f"from one place. Compile this program inside `with strata_jax.disabled():`, and "
+                f"report it."
+            )
+        make_error(call.instruction, text, call.operation)
         self.tally.failed += 1
 
     def find(self, *, only_ours: bool = False) -> list[Call]:
@@ -138,6 +153,8 @@ class _Rewriter:
             elif call.problem == CROSSES_HOSTS and (parts := self._splitter.split(call)):
                 self.tally.split += 1
                 calls += parts
+            elif call.problem == CROSSES_HOSTS and operation.opcode in ONLY_OURS:
+                self._fail(call, call.problem)
             else:
                 self.left.append(Left(graph.proto, graph.nodes[local], call.problem))
         self._splitter.finish()
