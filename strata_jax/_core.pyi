@@ -32,6 +32,8 @@ def arena_install(
     reserve_bytes: int,
     keep_bytes: int,
     huge_pages: bool,
+    populate: bool,
+    serve: bool,
     shared: bool,
     address: int,
     library: str,
@@ -89,8 +91,11 @@ def echo(staging_address: int, own_slot: int, number: int) -> int:
 def echo_of(slot: int) -> int:
     """The number that another left here."""
 
-def start_fabric() -> None:
+def start_fabric(map_pages: bool) -> None:
     """Starts its threads, once."""
+
+def mapped_bytes() -> int:
+    """Bytes of other processes' arenas that were mapped ahead of their use."""
 
 def has_joined() -> bool:
     """Whether join() was called."""

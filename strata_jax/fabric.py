@@ -24,7 +24,7 @@ _EXIT_TIMEOUT_S = 5.0
 _TIMEOUT_S = 40.0
 _ACROSS_TIMEOUT_S = 1800.0
 # Microseconds that a rank looks again and again before its thread is given back.
-_SPIN_US = 100.0
+_SPIN_US = 200.0
 
 _compile_counters = rewrite.Counters()
 _lock = threading.Lock()  # guards all below
@@ -125,6 +125,8 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         reserve_bytes=place.arena_bytes if shared else settings.arena_bytes,
         keep_bytes=settings.keep_bytes,
         huge_pages=settings.huge_pages,
+        populate=settings.populate,
+        serve=settings.arena,
         shared=shared,
         address=place.arena_address if shared else 0,
         library=_compat.ALLOCATOR_LIBRARY,
@@ -137,7 +139,7 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         except RuntimeError:
             _core.arena_uninstall()
             raise
-        _core.start_fabric()
+        _core.start_fabric(map_pages=settings.populate)
     if listener is not None:
         listener.close()
     _place = place
@@ -159,6 +161,8 @@ def _check_rejoined(place: joining.Place) -> None:
 
 def _spin_us(place: joining.Place, settings: _env.Settings) -> float:
     """Returns how long a rank may look for others again and again: not without spare cores."""
+    if settings.spin_us is not None:
+        return settings.spin_us
     return _SPIN_US if len(place.members) <= place.records[place.members[0]]["cores"] else 0.0
 
 

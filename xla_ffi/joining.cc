@@ -16,6 +16,7 @@
 #include "core/alloc_hook.h"
 #include "core/control.h"
 #include "core/fabric.h"
+#include "core/page_mapper.h"
 #include "platform/memory.h"
 #include "platform/shared.h"
 
@@ -32,6 +33,7 @@ constexpr uint64_t kAddresses[] = {0x1000'0000'0000, 0x2000'0000'0000, 0x3000'00
 // What this process brings, until it has joined.
 struct Joining {
   std::unique_ptr<core::Arena> staging;
+  std::unique_ptr<core::PageMapper> mapper;
   char* block = nullptr;  // in the staging arena: where others show that they reach it
 };
 Joining& TheJoining() {
@@ -124,6 +126,7 @@ void Join(int slot, int control_fd, uint64_t control_address, const std::vector<
   auto fabric = std::make_unique<core::Fabric>(
       control, slot, std::move(processes), core::AllocatorArena(), std::move(TheJoining().staging));
   fabric->SetSpin(spin_us);
+  TheJoining().mapper = std::make_unique<core::PageMapper>(control, fabric.get());
   core::SetTheFabric(std::move(fabric));
 }
 
@@ -165,7 +168,17 @@ void BindJoining(nb::module_& m) {
   m.def("echo", Echo, nb::arg("staging_address"), nb::arg("own_slot"), nb::arg("number"),
         "Reads another's number, and leaves it one.");
   m.def("echo_of", EchoOf, nb::arg("slot"), "The number that another left here.");
-  m.def("start_fabric", [] { core::TheFabric()->Start(); }, "Starts its threads, once.");
+  m.def(
+      "start_fabric",
+      [](bool map_pages) {
+        core::TheFabric()->Start();
+        if (map_pages) TheJoining().mapper->Start();
+      },
+      nb::arg("map_pages"), "Starts its threads, once.");
+  m.def(
+      "mapped_bytes",
+      [] { return TheJoining().mapper == nullptr ? 0 : TheJoining().mapper->mapped_bytes(); },
+      "Bytes of other processes' arenas that were mapped ahead of their use.");
   m.def("has_joined", [] { return core::TheFabric() != nullptr; }, "Whether join() was called.");
   m.def(
       "dead_processes",

@@ -46,7 +46,7 @@ MOVED_TYPES: frozenset[int] = ELEMENT_TYPES | {
 CROSSES_HOSTS = "crosses hosts"
 
 # CPU device ids are process_index << 11 | local index (xla/pjrt/cpu/cpu_topology.cc).
-_PROCESS_SHIFT = 11
+PROCESS_SHIFT = 11
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,8 +66,8 @@ class Call:
         sources: of collective_permute, see pairs.py.
         is_tuple: an all_to_all whose operand i, and result i, are those of rank i.
         ragged: rows of operand, rows of output, elements of a row, of ragged_all_to_all.
-        problem: why it cannot run on the fabric, empty if it can. A native collective then stays as
-            it is, and a lowered call becomes an error at compile time.
+        problem: why it cannot run on the fabric as it is, empty if it can. A lowered call then
+            becomes an error at compile time.
     """
 
     graph: Graph
@@ -159,7 +159,7 @@ def host_of(device: int, hosts: Sequence[int]) -> int | None:
         device: its global id.
         hosts: number of the host of each process of the job, by process index.
     """
-    process = device >> _PROCESS_SHIFT
+    process = device >> PROCESS_SHIFT
     return hosts[process] if process < len(hosts) else None
 
 
@@ -190,25 +190,25 @@ class Finder:
         self._kinds: dict[int, int | None] = {}  # reducer -> kind
         self._groups: GroupCache = {}  # most calls of a module have the same groups
 
-    def native(self, graph: Graph, local: int, operation: Operation) -> Call:
-        """Return the call that a native collective can become, with its problem if it cannot."""
+    def native(self, graph: Graph, local: int, operation: Operation) -> Call | str:
+        """Return the call that a native collective can become, or why it stays as it is.
+
+        One over several hosts is returned too, with that as its problem: its parts may be calls.
+        """
         instruction = graph.nodes[local]
-        call = Call(graph, local, operation, (), lowered=False)
         if instruction.channel_id <= 0 or self._devices is None:
-            call.problem = "cross-replica"
-        elif operation.reduces and not instruction.use_global_device_ids:
-            call.problem = "cross-replica"
-        if call.problem or self._devices is None:
-            return call
+            return "cross-replica"
+        if operation.reduces and not instruction.use_global_device_ids:
+            return "cross-replica"
+        kind: int | None = 0
         if operation.reduces:
             reducer = instruction.called_computation_ids[0]
             if reducer not in self._kinds:
                 self._kinds[reducer] = reducer_kind(self._computations[reducer])
             kind = self._kinds[reducer]
-            if kind is None:
-                call.problem = "reducer"
-                return call
-            call.kind = kind
+        if kind is None:
+            return "reducer"
+        call = Call(graph, local, operation, (), lowered=False, kind=kind)
         if operation is COLLECTIVE_PERMUTE:
             pairs = [(pair.source, pair.target) for pair in instruction.source_target_pairs]
             call.groups, call.sources = permute_groups(pairs, len(self._devices))
@@ -216,7 +216,7 @@ class Finder:
             call.groups = replica_groups(instruction, len(self._devices), self._groups)
         call.is_tuple = operation is ALL_TO_ALL and instruction.shape.element_type == schema.TUPLE
         call.problem = self._problem(call, native_axes(operation, instruction))
-        return call
+        return call if call.problem in ("", CROSSES_HOSTS) else call.problem
 
     def lowered(self, graph: Graph, local: int, operation: Operation) -> Call:
         """Return the call that the lowering wrote, with its problem if it has one."""

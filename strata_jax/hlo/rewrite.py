@@ -121,6 +121,17 @@ class _Rewriter:
         make_error(call.instruction, text, call.operation)
         self.tally.failed += 1
 
+    def _over_hosts(self, call: Call) -> list[Call]:
+        """Return the calls that a native collective over several hosts becomes, if any."""
+        parts = self._splitter.split(call)
+        if parts:
+            self.tally.split += 1
+        elif call.operation.opcode in ONLY_OURS:
+            self._fail(call, call.problem)
+        else:
+            self.left.append(Left(call.graph.proto, call.instruction, call.problem))
+        return parts
+
     def find(self, *, only_ours: bool = False) -> list[Call]:
         """Return the collectives that will be calls, without the conversions around them.
 
@@ -145,18 +156,15 @@ class _Rewriter:
             if only_ours and operation.opcode not in ONLY_OURS:
                 continue
             graph = self._graph(computation)
-            call = self._finder.native(graph, local, operation)
-            if not call.problem:
-                self.tally.absorbed += absorb(call, self._module, self._scan.computations)
-                self.tally.native += 1
-                calls.append(call)
-            elif call.problem == CROSSES_HOSTS and (parts := self._splitter.split(call)):
-                self.tally.split += 1
-                calls += parts
-            elif call.problem == CROSSES_HOSTS and operation.opcode in ONLY_OURS:
-                self._fail(call, call.problem)
+            found = self._finder.native(graph, local, operation)
+            if isinstance(found, str):
+                self.left.append(Left(graph.proto, graph.nodes[local], found))
+            elif found.problem:
+                calls += self._over_hosts(found)
             else:
-                self.left.append(Left(graph.proto, graph.nodes[local], call.problem))
+                self.tally.absorbed += absorb(found, self._module, self._scan.computations)
+                self.tally.native += 1
+                calls.append(found)
         self._splitter.finish()
         self.tally.lowered = sum(call.lowered for call in calls)
         return calls

@@ -1,10 +1,11 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
 """`strata-jax bench`: time operations against the same ones without this package.
 
-Three processes take turns, one at a time: ours, a baseline on plain `jax.lax` that never loads
-this package, and the same baseline tuned through the C library's GLIBC_TUNABLES. Each checks its
-answer first; each row is timed in several short rounds in turn, so that a change of the machine's
-speed touches all of them. Only ratios of one invocation mean anything.
+Jobs of one or several processes take turns, one at a time: ours, a baseline on plain `jax.lax` that
+never loads this package, and the same baseline tuned through the C library's GLIBC_TUNABLES; or
+another baseline (bench_contenders.py). Each checks its answer first; each row is timed in several
+short rounds in turn, so that a change of the machine's speed touches all of them. Of several
+processes the slowest counts, call by call. Only ratios of one invocation mean anything.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ import os
 import statistics
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from strata_jax.tools import bench_cases, bench_client, bench_ops, bench_plan, host, table
+from strata_jax.tools import (
+    bench_cases,
+    bench_client,
+    bench_contenders,
+    bench_ops,
+    bench_plan,
+    bench_rows,
+    host,
+    table,
+)
 
 # Bytes that each core copies to measure the ceiling, and most bytes of all cores together.
 _CEILING_BYTES = 64 << 20
@@ -27,10 +37,6 @@ _CEILING_BYTES_OF_ALL = 1 << 30
 # The ceiling is the median of some turns, each the best of some rounds.
 _CEILING_TURNS = 5
 _CEILING_REPEAT = 3
-# One round of one row: about this long, and between these numbers of calls.
-_ROUND_S = 0.15
-_LEAST_CALLS = {"call": 3, "chain": 1}
-_MOST_CALLS = 200
 _NOTE_WIDTH = 98
 
 
@@ -46,7 +52,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("ops", nargs="+", metavar="OP", help="operations, from the list below")
-    parser.add_argument("--devices", default="2", metavar="N", help="devices (2)")
+    parser.add_argument(
+        "--devices",
+        metavar="N",
+        help="devices of all processes together, as many in each (2, or one a process if more)",
+    )
     parser.add_argument("--processes", default="1", metavar="P", help="processes (1)")
     parser.add_argument(
         "--sizes", metavar="LIST", help="such as 4K,64K,1M,16M,64M; each operation has its own"
@@ -57,10 +67,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="MODE",
         help="call: one collective a jit call; "
         f"chain: {bench_cases.CHAIN_LENGTH} dependent ones in one program, time for one; "
-        "each operation has its own",
+        "each operation has its own; first: the first collective on an operand in memory that "
+        "none has used, and the tenth on it",
     )
     parser.add_argument(
-        "--against", default="lax", metavar="BASE", help="baseline: lax, gloo or none (lax)"
+        "--against",
+        metavar="BASE",
+        help="baseline: lax, in one process; gloo, jax.lax over it in as many processes; mpi, as "
+        "many ranks of mpi4py; ours, but in one process (one-process), with STRATA_ARENA=off "
+        "(staged) or with STRATA_POPULATE=off (unpopulated); or none (lax, gloo with --processes, "
+        "unpopulated with --mode first)",
+    )
+    parser.add_argument(
+        "--staged", action="store_true", help="run ours with STRATA_ARENA=off, so that it copies"
     )
     parser.add_argument("--repeat", default="5", metavar="R", help="rounds of a row (5)")
     parser.add_argument("--json", metavar="FILE", help="write the rows to FILE")
@@ -101,7 +120,7 @@ class Bench:
         self._host: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         self._baseline_wrong = 0
-        steps = len(bench_plan.KINDS[plan.against]) * (plan.repeat + 1) + 1
+        steps = len(plan.contenders) * (plan.repeat + 1) + 1
         self._bar = _progress_bar(steps * len(plan.rows))
 
     def run(self) -> int:
@@ -111,12 +130,12 @@ class Bench:
             for flags, rows in _by_flags(plan.rows):
                 with contextlib.ExitStack() as stack:
                     workers = [
-                        stack.enter_context(self._start(kind, flags))
-                        for kind in bench_plan.KINDS[plan.against]
+                        stack.enter_context(self._start(contender, flags))
+                        for contender in plan.contenders
                     ]
                     abouts = [worker.hello() for worker in workers]
                     if not self._ceiling_gbps:
-                        self._begin(workers[0], abouts[0])
+                        self._begin(workers[0], abouts)
                     self._measure_rows(workers, rows)
         wrong = sum(row["wrong"] for row in self._rows)
         self._print_end(wrong)
@@ -124,17 +143,17 @@ class Bench:
             self._write_json(plan.json_path)
         return 1 if wrong or self._baseline_wrong else 0
 
-    def _start(self, kind: str, flags: str) -> bench_client.Worker:
+    def _start(self, contender: bench_contenders.Contender, flags: str) -> bench_client.Worker:
         return bench_client.Worker(
-            kind,
-            num_devices=self._plan.num_devices,
+            contender,
             x64=bench_cases.ITEM_BYTES[self._plan.dtype] == 8,
             xla_flags=flags,
             deadline_s=self._plan.deadline_s,
             ops_file=self._ops_file,
         )
 
-    def _begin(self, ours: bench_client.Worker, about: dict[str, Any]) -> None:
+    def _begin(self, ours: bench_client.Worker, abouts: list[dict[str, Any]]) -> None:
+        plan, about = self._plan, abouts[0]
         num_threads = host.num_cores()
         self._ceiling_gbps = statistics.median(
             ours.ask(
@@ -146,28 +165,42 @@ class Bench:
             for _ in range(_CEILING_TURNS)
         )
         modes = host.huge_page_modes()
+        versions = {k: about[k] for k in ("strata_jax", "jax", "jaxlib", "numpy")}
+        for its_about in abouts:
+            if "mpi" in its_about:
+                versions["mpi"] = its_about["mpi"]
         self._host = {
             "cores": num_threads,
             "cpu": host.cpu_name(),
             "isa": about["isa"],
             "huge_pages": modes,
-            "versions": {k: about[k] for k in ("strata_jax", "jax", "jaxlib", "numpy")},
-            "tuned": bench_client.TUNABLES if self._plan.against != "none" else None,
+            "versions": versions,
+            "tuned": bench_contenders.TUNABLES
+            if any(contender.kind == "tuned" for contender in plan.contenders)
+            else None,
         }
-        versions = ", ".join(f"{k} {v}" for k, v in self._host["versions"].items())
-        self._print(f"# {versions}, Python {sys.version.split()[0]}")
+        named = ", ".join(f"{k} {v}" for k, v in versions.items())
+        self._print(f"# {named}, Python {sys.version.split()[0]}")
         self._print(f"# {num_threads} cores, {self._host['cpu']}, kernels for {about['isa']}")
         self._print("# huge pages: " + ", ".join(f"{k} [{v}]" for k, v in modes.items()))
         self._print(
             f"# ceiling: {self._ceiling_gbps:.2f} GB/s copied with non-temporal stores by all "
             "cores; its share counts bytes that must be read and bytes that must be written"
         )
-        if self._plan.against != "none":
-            self._print("# lax: jax.lax in a process that never loads strata_jax")
-            self._print(f"# tuned: lax with GLIBC_TUNABLES={bench_client.TUNABLES}")
+        for contender in plan.contenders:
+            if contender.about:
+                self._print(f"# {contender.kind}: {contender.about}")
+        if plan.num_processes > 1:
+            self._print("# the time of a call is that of the process where it took longest")
+        if plan.rows[0].mode == bench_plan.FIRST:
+            self._print(
+                f"# first, tenth: call on an operand in memory that no collective has used; "
+                f"medians of {plan.repeat} operands; results go to memory that was used"
+            )
+            return
         self._print(
-            f"# times: median and 99th percentile of all calls in {self._plan.repeat} rounds in "
-            "turn; GB = 1e9 bytes"
+            f"# times: median and 99th percentile of all calls in {plan.repeat} rounds in turn; "
+            "GB = 1e9 bytes"
         )
         self._print(
             "# spread: of the rounds' medians, (largest - smallest) / median; "
@@ -189,72 +222,29 @@ class Bench:
         self._bar.set_description(f"{row.op} {table.format_bytes(row.size_bytes)}")
         wrong = {}
         for worker in workers:
-            wrong[worker.kind] = worker.ask(
-                "prepare",
-                op=row.op,
-                size_bytes=row.size_bytes,
-                dtype=plan.dtype,
-                mode=row.mode,
-            )["wrong"]
+            wrong[worker.kind] = bench_rows.prepare(worker, row, plan.dtype)
             self._bar.update()
-        rounds: dict[str, list[list[float]]] = {worker.kind: [] for worker in workers}
-        for _ in range(plan.repeat):
-            for worker in workers:
-                times = worker.ask(
-                    "measure",
-                    seconds=_ROUND_S,
-                    least=_LEAST_CALLS[row.mode],
-                    most=_MOST_CALLS,
-                )["times_s"]
-                rounds[worker.kind].append(times)
-                self._bar.update()
+        rounds = bench_rows.measure(workers, row, plan.repeat, self._bar.update)
         for worker in workers:
-            # Once more, on the last timed result: memory reused too early would show here.
-            wrong[worker.kind] += worker.ask("check")["wrong"]
-            worker.ask("release")
+            wrong[worker.kind] += bench_rows.release(worker)
         self._bar.update()
         self._baseline_wrong += sum(count for kind, count in wrong.items() if kind != "ours")
-        data, spread = self._row_data(row, wrong["ours"], rounds)
+        if row.mode == bench_plan.FIRST:
+            data = bench_rows.first_data(plan, row, wrong["ours"], rounds)
+            line = table.first_line(data)
+        else:
+            data, spread = bench_rows.row_data(plan, row, wrong["ours"], rounds, self._ceiling_gbps)
+            line = table.row_line(data, spread)
         self._rows.append(data)
-        self._print(table.row_line(data, spread))
-
-    def _row_data(
-        self, row: bench_plan.RowSpec, wrong: int, rounds: dict[str, list[list[float]]]
-    ) -> tuple[dict[str, Any], float]:
-        plan, op = self._plan, bench_ops.OPS[row.op]
-        per_call = op.chain_length if row.mode == "chain" else 1
-        times = {k: sorted(t / per_call for r in v for t in r) for k, v in rounds.items()}
-        median = {kind: statistics.median(values) for kind, values in times.items()}
-        middles = [statistics.median(r) for r in rounds["ours"]]
-        ours = median["ours"]
-        algbw = row.size_bytes / ours / 1e9
-        # A copy reads and writes a byte for each that it counts.
-        copied = op.moved_bytes(plan.num_devices, row.size_bytes) / 2
-        data = {
-            "op": row.op,
-            "dtype": plan.dtype,
-            "devices": plan.num_devices,
-            "processes": 1,
-            "mode": row.mode,
-            "size_bytes": row.size_bytes,
-            "median_us": ours * 1e6,
-            "p99_us": percentile(times["ours"], 0.99) * 1e6,
-            "algbw_gbps": algbw,
-            "busbw_gbps": algbw * op.busbw_factor(plan.num_devices),
-            "wrong": wrong,
-            "baseline": None if plan.against == "none" else plan.against,
-            "baseline_median_us": median["lax"] * 1e6 if "lax" in median else None,
-            "speedup": median["lax"] / ours if "lax" in median else None,
-            "tuned_median_us": median["tuned"] * 1e6 if "tuned" in median else None,
-            "tuned_speedup": median["tuned"] / ours if "tuned" in median else None,
-            "ceiling_share": copied / (self._ceiling_gbps * 1e9) / ours,
-        }
-        return data, (max(middles) - min(middles)) / statistics.median(middles)
+        self._print(line)
 
     def _print_op(self, row: bench_plan.RowSpec) -> None:
         op, plan = bench_ops.OPS[row.op], self._plan
         self._print("")
-        self._print(f"{row.op}, {plan.dtype}, {plan.num_devices} devices, {row.mode}: {op.about}")
+        devices = f"{plan.num_devices} devices"
+        if plan.num_processes > 1:
+            devices += f" in {plan.num_processes} processes"
+        self._print(f"{row.op}, {plan.dtype}, {devices}, {row.mode}: {op.about}")
         self._print(f"  size: {op.size_rule}; busbw = algbw * {op.busbw_rule}")
         if op.note:
             self._print(textwrap.indent(textwrap.fill(op.note, _NOTE_WIDTH), "  "))
@@ -262,7 +252,9 @@ class Bench:
             self._print(f"  {op.chain_length} dependent ones in one program, time for one")
         if op.xla_flags:
             self._print(f"  all processes run with XLA_FLAGS={op.xla_flags}")
-        self._print(table.head())
+        first = row.mode == bench_plan.FIRST
+        baseline = "lax" if plan.against == "none" else plan.against
+        self._print(table.head(baseline, table.FIRST_COLUMNS if first else table.COLUMNS))
 
     def _print_end(self, wrong: int) -> None:
         if wrong:
@@ -284,12 +276,6 @@ class Bench:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the sorted values do not exceed."""
-    index = max(0, -(-len(ordered) * round(share * 1000) // 1000) - 1)
-    return ordered[index]
 
 
 def _by_flags(rows: Iterable[bench_plan.RowSpec]) -> list[tuple[str, list[bench_plan.RowSpec]]]:

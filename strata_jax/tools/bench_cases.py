@@ -9,6 +9,7 @@ program is built.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,13 +125,17 @@ def make_mesh(num_devices: int) -> Any:
 
 
 def shard(mesh: Any, rows: Sequence[np.ndarray]) -> Any:
-    """Put row i on device i, as one array of shape [devices * rows, ...]."""
+    """Put row i on device i, as one array of shape [devices * rows, ...].
+
+    Of several processes each has all rows, and puts those of its own devices.
+    """
     import jax
     import jax.numpy as jnp
 
     shape = (len(rows) * rows[0].shape[0], *rows[0].shape[1:])
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    pieces = [jax.device_put(r, d) for r, d in zip(rows, mesh.devices.flat, strict=True)]
+    pairs = zip(rows, mesh.devices.flat, strict=True)
+    pieces = [jax.device_put(row, d) for row, d in pairs if d.process_index == jax.process_index()]
     array = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
     # device_put may alias numpy's memory; a program's own arrays come from XLA's allocator.
     return jax.block_until_ready(jax.jit(jnp.copy)(array))
@@ -178,19 +183,28 @@ def tolerance(request: Request, *, num_roundings: int = 1) -> float:
 
 
 def count_wrong(result: Any, case: Case) -> int:
-    """Count the elements of `result` that differ from the right answer, on every device."""
+    """Count the elements of `result` that differ from the right answer, on this process's devices.
+
+    The answers are those of the first devices of the job, in the order of `jax.devices()`.
+    """
     import jax
 
     wrong = 0
     for leaf, answers in zip(jax.tree.leaves(result), case.expected, strict=True):
         shards = sorted(leaf.addressable_shards, key=lambda shard: shard.device.id)
-        for piece, answer in zip(shards, answers, strict=True):
-            got = np.asarray(piece.data)
-            if case.tolerance:
-                error = np.abs(got.astype(np.float64) - answer)
-                # Written so that a NaN counts as wrong.
-                right = error <= case.tolerance * np.maximum(case.scale, np.abs(answer))
-            else:
-                right = got == answer
-            wrong += right.size - int(np.count_nonzero(right))
+        places = [device.process_index == jax.process_index() for device in jax.devices()]
+        mine = list(itertools.compress(answers, places))
+        for piece, answer in zip(shards, mine, strict=True):
+            wrong += num_different(np.asarray(piece.data), answer, case.tolerance, case.scale)
     return wrong
+
+
+def num_different(got: np.ndarray, answer: np.ndarray, tolerance: float, scale: float = 1.0) -> int:
+    """Count the elements of `got` that differ from the right answer; see `Case`."""
+    if tolerance:
+        error = np.abs(got.astype(np.float64) - answer)
+        # Written so that a NaN counts as wrong.
+        right = error <= tolerance * np.maximum(scale, np.abs(answer))
+    else:
+        right = got == answer
+    return int(right.size - np.count_nonzero(right))

@@ -1,26 +1,31 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Run JAX's own tests about collectives without and with strata_jax, and compare. See README.md."""
+"""Run JAX's own tests about collectives without and with strata_jax, and compare. See README.md.
+
+Those of one process on 8 devices, or with `--processes` those of several processes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import compare
+import events
 import expected
+import processes
 
 HERE = pathlib.Path(__file__).resolve().parent
 MODES = ("off", "on")
@@ -61,25 +66,6 @@ MOST_PROCESSES = 25
 _MOST_LINES = 25
 
 
-class _Log:
-    """Reads the lines that the plug-in appends to a file."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
-        self._position = 0
-
-    def new(self) -> list[dict[str, Any]]:
-        """Return the events since the last call; an unfinished line waits for the next."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        data = data[: data.rfind(b"\n") + 1]
-        self._position += len(data)
-        return [json.loads(line) for line in data.splitlines()]
-
-
 @dataclasses.dataclass
 class _Process:
     """One process of pytest on one file, and what it has said."""
@@ -110,26 +96,6 @@ class _Process:
             self.finished = True
 
 
-def _last_words(output: pathlib.Path) -> str:
-    """Return what a dead process said: the crash report of Python, or the last lines."""
-    text = output.read_text(errors="replace")
-    at = text.rfind("Fatal Python error")
-    if at < 0:
-        return text[-1500:]
-    lines = text[max(0, at - 700) :].splitlines()
-    frames = ("/_pytest/", "/pluggy/", "/unittest/", "<frozen runpy>")  # in every stack, no news
-    return "\n".join(line for line in lines if not any(f in line for f in frames))[:2500]
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children; SIGABRT first, at which Python prints all stacks."""
-    for number, wait_s in ((signal.SIGABRT, 10), (signal.SIGKILL, 60)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
-
-
 def run_file(
     source: pathlib.Path,
     file: str,
@@ -154,7 +120,7 @@ def run_file(
     for attempt in range(MOST_PROCESSES):
         stem = f"{file.replace('/', '.')}.{mode}{'' if only is None else '.again'}.{attempt}"
         wanted = logs / f"{stem}.tests.json"
-        events, output = logs / f"{stem}.jsonl", logs / f"{stem}.txt"
+        log_file, output = logs / f"{stem}.jsonl", logs / f"{stem}.txt"
         wanted.write_text(json.dumps({"only": only, "skip": list(result.tests)}))
         environment = {
             **os.environ,
@@ -163,14 +129,14 @@ def run_file(
             ),
             "PYTHONDONTWRITEBYTECODE": "1",
             "STRATA_CONFORMANCE": mode,
-            "STRATA_CONFORMANCE_LOG": str(events),
+            "STRATA_CONFORMANCE_LOG": str(log_file),
             "STRATA_CONFORMANCE_TESTS": str(wanted),
         }
         # Not captured: what XLA prints before it aborts would be lost.
         command = [sys.executable, "-P", "-m", "pytest", "-p", "strata_plugin"]
         command += ["-p", "no:cacheprovider", "--capture=no", "-q", "--rootdir", str(source)]
         command += ["-c", str(source / "pyproject.toml"), str(source / "tests" / file)]
-        state, log = _Process(result), _Log(events)
+        state, log = _Process(result), events.Log(log_file)
         with output.open("wb") as stream:
             process = subprocess.Popen(
                 command,
@@ -191,20 +157,20 @@ def run_file(
                     hung = time.monotonic() - heard > timeout_s
             finally:
                 if process.poll() is None:
-                    _kill(process)
+                    events.kill(process)
         for event in log.new():
             state.take(event)
         if state.running:
             result.tests[state.running] = compare.Outcome(
                 "hung" if hung else "crashed",
                 round(time.monotonic() - heard, 3),
-                f"status {process.returncode}\n{_last_words(output)}",
+                f"status {process.returncode}\n{events.last_words(output)}",
             )
             continue
         # pytest's own statuses: all passed, some failed, not imported, none there.
         if hung or process.returncode not in (0, 1, 2, 5) or not state.finished:
             how = "hung" if hung else f"status {process.returncode}"
-            result.ended = f"{how}\n{_last_words(output)}"
+            result.ended = f"{how}\n{events.last_words(output)}"
         break
     else:
         result.ended = f"given up after {MOST_PROCESSES} processes"
@@ -220,14 +186,21 @@ def run_both(
     runs: dict[str, compare.FileRun],
     *,
     modes: Sequence[str],
-    timeout_s: float,
-    logs: pathlib.Path,
+    run: Callable[..., compare.FileRun],
 ) -> None:
-    """Run a file in the modes that are missing in `runs`, and what got worse once more."""
+    """Run a file in the modes that are missing in `runs`, and what got worse once more.
+
+    Args:
+        source: of JAX.
+        file: below its tests/.
+        runs: of the file, by mode; more are added.
+        modes: to run.
+        run: `run_file`, here or in `processes`, with its settings.
+    """
     for mode in modes:
         if mode not in runs:
             print(f"{file} {mode} ...", end=" ", flush=True)
-            runs[mode] = run_file(source, file, mode, timeout_s=timeout_s, logs=logs)
+            runs[mode] = run(source, file, mode)
             print(_counts(runs[mode]), flush=True)
     if len(runs) < len(MODES):
         return
@@ -235,7 +208,7 @@ def run_both(
     names = [d.test for d in found if d.kind == "worse" and d.test in runs["on"].tests]
     if names and "on" in modes:
         print(f"{file} on, again: {len(names)} tests ...", end=" ", flush=True)
-        again = run_file(source, file, "on", timeout_s=timeout_s, logs=logs, only=names)
+        again = run(source, file, "on", only=names)
         for name, outcome in again.tests.items():
             runs["on"].tests[name].again = outcome.outcome
         print(_counts(again), flush=True)
@@ -282,12 +255,19 @@ def report(results: dict[str, dict[str, compare.FileRun]]) -> int:
     return num_bad
 
 
-def _load(path: pathlib.Path, version: str) -> dict[str, dict[str, compare.FileRun]]:
+def _load(
+    path: pathlib.Path, version: str, job: dict[str, int]
+) -> dict[str, dict[str, compare.FileRun]]:
     data = json.loads(path.read_text())
     if data["jax"] != version:
         raise SystemExit(
             f"run.py: {path} is of jax {data['jax']}, but {version} is installed; "
             f"make it anew with --only off --json {path}"
+        )
+    if (found := data.get("job", {})) != job:
+        raise SystemExit(
+            f"run.py: {path} is of {found or 'one process'}, but {job or 'one process'} is asked "
+            f"for; make it anew with --only off --json {path}"
         )
     return {
         file: {mode: compare.FileRun.from_json(run) for mode, run in runs.items()}
@@ -296,14 +276,18 @@ def _load(path: pathlib.Path, version: str) -> dict[str, dict[str, compare.FileR
 
 
 def _save(
-    path: pathlib.Path | None, version: str, results: dict[str, dict[str, compare.FileRun]]
+    path: pathlib.Path | None,
+    version: str,
+    job: dict[str, int],
+    results: dict[str, dict[str, compare.FileRun]],
 ) -> None:
     if path:
         files = {
             file: {mode: dataclasses.asdict(run) for mode, run in runs.items()}
             for file, runs in results.items()
         }
-        path.write_text(json.dumps({"jax": version, "files": files}, indent=1))
+        content = {"jax": version, "job": job, "files": files}
+        path.write_text(json.dumps(content, indent=1))
 
 
 @contextlib.contextmanager
@@ -313,7 +297,7 @@ def _logs(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
             yield pathlib.Path(name)
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.jsonl"):
+        for old in folder.rglob("*.jsonl*"):
             old.unlink()
         yield folder.resolve()
 
@@ -322,7 +306,11 @@ def main() -> None:
     """Parse the command line, run, and exit with 1 where a test got worse."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=pathlib.Path, help="of JAX, with its tests/")
-    parser.add_argument("--files", nargs="+", default=FILES, help="below tests/, e.g. pjit_test.py")
+    parser.add_argument("--files", nargs="+", help="below tests/, e.g. pjit_test.py")
+    parser.add_argument("--processes", type=int, metavar="P", help="run those of P processes")
+    parser.add_argument(
+        "--devices", type=int, default=0, metavar="N", help="that these have together; one each"
+    )
     parser.add_argument("--only", choices=MODES, help="run without or with strata_jax only")
     parser.add_argument("--baseline", type=pathlib.Path, help="take runs without it from this file")
     parser.add_argument("--json", type=pathlib.Path, help="write all outcomes to this file")
@@ -333,17 +321,25 @@ def main() -> None:
     if not (source / "pyproject.toml").is_file() or not (source / "tests").is_dir():
         parser.error(f"{source} holds no pyproject.toml and tests/; give a checkout of JAX")
     version = importlib.metadata.version("jax")
-    baseline = _load(args.baseline, version) if args.baseline else {}
+    job: dict[str, int] = {}
+    if args.processes:
+        if args.devices % args.processes:
+            parser.error(f"--devices {args.devices} is no multiple of --processes {args.processes}")
+        job = {"num_processes": args.processes, "num_devices": args.devices or args.processes}
+    baseline = _load(args.baseline, version, job) if args.baseline else {}
     results: dict[str, dict[str, compare.FileRun]] = {}
     with _logs(args.logs) as logs:
-        for file in args.files:
+        run = functools.partial(run_file, timeout_s=args.timeout_s, logs=logs)
+        if args.processes:
+            run = functools.partial(processes.run_file, **job, timeout_s=args.timeout_s, logs=logs)
+        for file in args.files or (processes.files(source) if args.processes else FILES):
             if not (source / "tests" / file).exists():
                 print(f"{file}: not in this version of JAX")
                 continue
             results[file] = {m: r for m, r in baseline.get(file, {}).items() if m == "off"}
             modes = [args.only] if args.only else MODES
-            run_both(source, file, results[file], modes=modes, timeout_s=args.timeout_s, logs=logs)
-            _save(args.json, version, results)
+            run_both(source, file, results[file], modes=modes, run=run)
+            _save(args.json, version, job, results)
     sys.exit(1 if report(results) else 0)
 
 

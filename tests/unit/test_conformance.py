@@ -7,15 +7,25 @@ import importlib.util
 import json
 import pathlib
 import sys
+import tempfile
+import types
 from dataclasses import asdict
 
 from absl.testing import absltest, parameterized
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "conformance"
-SPEC = importlib.util.spec_from_file_location("conformance_compare", FOLDER / "compare.py")
-compare = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = compare  # dataclasses look their module up
-SPEC.loader.exec_module(compare)
+
+
+def load(name: str) -> types.ModuleType:
+    """Import a file of the folder by the name that the others there import it by."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+compare, events, processes = map(load, ("compare", "events", "processes"))
 
 TEST = "tests/pjit_test.py::PJitTest::test_x[a]"
 
@@ -72,6 +82,57 @@ class ConformanceTest(parameterized.TestCase):
         before = run("failed", again="passed")
         after = compare.FileRun.from_json(json.loads(json.dumps(asdict(before))))
         self.assertEqual(after, before)
+
+
+class ProcessesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def collect(self, *ranks: list[dict], status: str) -> tuple[bool, compare.FileRun]:
+        """Return what a run comes to in which the workers wrote these events."""
+        found = []
+        for number, written in enumerate(ranks):
+            log = self.folder / f"events.{number}"
+            log.write_text("".join(json.dumps(event) + "\n" for event in written))
+            found.append(processes._Rank(number, log))
+            found[-1].listen()
+        result = compare.FileRun()
+        return processes._collect(result, found, self.folder, status), result
+
+    @parameterized.parameters(
+        ("passed", "passed", "passed"),
+        ("passed", "skipped", "passed"),
+        ("skipped", "failed", "failed"),
+        ("passed", "missing", "missing"),
+        ("failed", "crashed", "crashed"),
+    )
+    def test_worst_process_counts(self, one, other, both):
+        outcomes = [compare.Outcome(one, calls=1), compare.Outcome(other, calls=2)]
+        for pair in (outcomes, outcomes[::-1]):
+            merged = processes.merge(pair)
+            self.assertEqual((merged.outcome, merged.calls), (both, 3))
+
+    def test_death_in_a_test_leaves_the_rest_to_another_run(self):
+        ended = [
+            {"event": "start", "test": "a"},
+            {"event": "end", "test": "a", "outcome": "passed"},
+        ]
+        start = [{"event": "start", "test": "b"}]
+        again, result = self.collect(ended + start, ended + start, status="status 1")
+        self.assertTrue(again)
+        outcomes = {test: outcome.outcome for test, outcome in result.tests.items()}
+        self.assertEqual(outcomes, {"a": "passed", "b": "crashed"})
+
+    def test_bad_end_without_a_failed_test(self):
+        again, result = self.collect([{"event": "finished"}], [], status="status 1")
+        self.assertFalse(again)
+        self.assertStartsWith(result.ended, "status 1")
+        both = [{"event": "finished"}]
+        self.assertEqual(self.collect(both, both, status="status 0")[1].ended, "")
+        self.assertStartsWith(self.collect(both, both, status="status 1")[1].ended, "status 1")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ std::string Describe(const Part* parts, size_t num_parts) {
 // One meeting of a group's ranks. Pointers are laid out [part][rank], as kernels take them.
 struct Collective::Use {
   int64_t run_id = 0;
+  Launches::Number launch{};
   uint32_t first_tick = 0;  // when the first rank arrived
   bool reported = false;
   int num_arrived = 0;
@@ -96,8 +97,6 @@ struct Collective::Group {
   std::vector<Lane*> lanes;      // by rank of this process
   std::vector<int> sources;      // by rank of all, see Meeting
   ProcessGroup processes;        // where the group has ranks elsewhere, else without slots
-  Launches* launches = nullptr;  // there as well
-
   bool across() const { return !processes.slots.empty(); }
 
   std::mutex mu;                            // guards all below, and a use until all ranks arrived
@@ -154,6 +153,7 @@ Collective::Collective(CollectiveSpec spec, Fabric* fabric)
       rank_of_(spec_.devices.size(), -1) {
   uint64_t program = Hash(spec_.module_name);
   for (int64_t device : spec_.devices) program = Hash(program, static_cast<uint64_t>(device));
+  if (fabric_ != nullptr) launches_ = &fabric_->LaunchesOf(program);
   for (size_t g = 0; g < spec_.groups.size(); ++g) {
     const auto& partitions = spec_.groups[g];
     auto group = std::make_unique<Group>();
@@ -188,7 +188,6 @@ Collective::Collective(CollectiveSpec spec, Fabric* fabric)
     if (processes.slots.size() > 1) {
       processes.key = Hash(Hash(program, static_cast<uint64_t>(spec_.op_index)),
                            static_cast<uint64_t>(partitions[0]));
-      group->launches = &fabric_->LaunchesOf(program);
       group->processes = std::move(processes);
     }
     groups_.push_back(std::move(group));
@@ -231,6 +230,8 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
         group.spare.pop_back();
       }
       use->Begin(run_id, arrival, num_ranks);
+      // Also where nobody else takes part: all processes count all runs.
+      if (launches_ != nullptr) use->launch = launches_->Of(run_id);
       group.uses.push_back(use);
       it = group.uses.end() - 1;
     } else {
@@ -293,8 +294,7 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
 
 // All ranks of this process are here; the group's lock is held.
 void Collective::Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run_id, int rank) {
-  const Launches::Number number = group.launches->Of(run_id);
-  uint64_t key = Hash(Hash(group.processes.key, number.executable), number.run);
+  uint64_t key = Hash(Hash(group.processes.key, use->launch.executable), use->launch.run);
   key = Hash(key, group.NextTurn(run_id));
   use->meeting = std::make_shared<ProcessMeeting>(
       *fabric_, spec_, group.processes, group.sources, key == 0 ? 1 : key, use->in_parts,
@@ -320,7 +320,12 @@ void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<con
     CompleteAll(std::move(use), group, own_rank, false);
     return;
   }
-  // On the engine's thread, or a helper's, which have other work to do than a program's rest.
+  // On the engine's thread, or a helper's, which have other work to do than a program's rest. A
+  // short one of a single rank costs less than waking its lane.
+  if (spec_.finish == Finish::kInline && use->completions.size() == 1) {
+    use->completions[0].Run(nullptr);
+    return;
+  }
   for (size_t r = 0; r < use->completions.size(); ++r) {
     group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
   }

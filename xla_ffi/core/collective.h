@@ -80,6 +80,7 @@ class Collective {
 
   const CollectiveSpec spec_;
   Fabric* const fabric_;                 // null in a job of one process
+  Launches* launches_ = nullptr;         // of the program; null as well
   std::vector<int> group_of_, rank_of_;  // by partition, among those here; -1: in no group
   std::vector<std::unique_ptr<Group>> groups_;
 };

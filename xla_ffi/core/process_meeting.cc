@@ -19,6 +19,9 @@ constexpr int64_t kMostInlineBytes = 32 << 10;
 // collective.cc.
 constexpr int64_t kAloneBytes = 2 << 20;
 
+// A rank that looks for others lets other threads have its core from then on.
+constexpr std::chrono::microseconds kYieldAfter{20};
+
 constexpr size_t kLine = 64;  // bytes of a cache line: operands in a mailbox begin at one
 
 int64_t NumBytes(const Part& part) { return (part.num_elements * BitWidth(part.dtype) + 7) / 8; }
@@ -95,14 +98,18 @@ ProcessMeeting::ProcessMeeting(Fabric& fabric, const CollectiveSpec& spec,
 void ProcessMeeting::Begin(const ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   fabric_.Sweep();
-  const auto spin = std::chrono::duration<double, std::micro>(fabric_.spin_us());
+  const std::chrono::duration<double, std::micro> spin(fabric_.spin_us());
   const auto start = Clock::now();
   for (int i = 0;; ++i) {
     Advance(&pool, true);
     if (ended()) return;
-    if (i % 16 == 15 && Clock::now() - start >= spin) break;
     if (spin.count() <= 0) break;
     Pause();
+    if (i % 16 != 15) continue;
+    const auto waited = Clock::now() - start;
+    if (waited >= spin) break;
+    // Whom we wait for may want this core.
+    if (waited >= kYieldAfter) std::this_thread::yield();
   }
   fabric_.Watch(shared_from_this());
   // What came between the last look and now may have found nobody to wake.
