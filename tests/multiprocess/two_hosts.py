@@ -5,8 +5,9 @@ Processes in different network namespaces count as being on different hosts: the
 memory. A pair of virtual network cards joins the two. Gloo listens at the address that the host's
 name resolves to, so each namespace has a host name of its own, which is its address.
 
-Nothing is left behind, however a job ends: its first process is the init of a process namespace,
-which takes all others with it, and with the last process of a network namespace its cards go.
+Nothing is left behind, however a job ends, or the process that started it. The first process of a
+job is the init of a process namespace, which takes all others with it. It ends when its standard
+input does. With the last process of a network namespace its cards go.
 
 Run as a file this is that first process, and with `--host` the first one of the second host.
 """
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Sequence
 
 import launch
@@ -31,6 +33,16 @@ ADDRESSES = ("10.213.0.1", "10.213.0.2")
 _PORT = 7777  # nobody else is in the namespace
 _CARD = "strata0"
 _HERE = str(pathlib.Path(__file__).resolve().parent)
+
+
+# An exception ends a rank at once: JAX waits for the other processes at exit.
+_HEAD = """
+import os, sys, traceback
+def _fail(*error):
+    traceback.print_exception(*error)
+    os._exit(1)
+sys.excepthook = _fail
+"""
 
 
 @functools.cache
@@ -62,25 +74,33 @@ def _unshared(*more: str, new_user: bool | None = None) -> list[str]:
     return ["unshare", *own, "--net", "--uts", *more]
 
 
-def run(code: str, *, hosts: Sequence[int], num_devices: int = 1, timeout_s: float = 120.0) -> str:
+def run(
+    code: str,
+    *,
+    hosts: Sequence[int] = (0, 0, 1, 1),
+    num_devices: int = 1,
+    timeout_s: float = 120.0,
+    preamble: bool = True,
+) -> str:
     """Run code on one process for each of `hosts`, and return what they said.
 
     Args:
-        code: what each process runs after `launch.PREAMBLE`.
+        code: what each process runs; indentation in common is taken away.
         hosts: number of the host, 0 or 1, of each process.
         num_devices: CPU devices of each process.
         timeout_s: the job is killed after that.
+        preamble: whether `launch.PREAMBLE` is put in front, which starts JAX.
 
     Raises:
         AssertionError: a process failed, or the job did not end in time; with all output.
     """
-    preamble = launch.PREAMBLE.format(dump_s=timeout_s - 3).replace(
+    head = launch.PREAMBLE.format(dump_s=max(timeout_s - 3, 1)).replace(
         "jax.distributed.initialize()",
         "jax.distributed.initialize(os.environ['COORDINATOR'], *map(int, sys.argv[1:3]))",
     )
     with tempfile.TemporaryDirectory(prefix="strata-hosts-") as folder:
         script = pathlib.Path(folder, "job.py")
-        script.write_text(preamble + textwrap.dedent(code))
+        script.write_text(_HEAD + (head if preamble else "") + textwrap.dedent(code))
         with pathlib.Path(folder, "output").open("w+b") as output:
             command = [
                 *_unshared("--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -94,15 +114,15 @@ def run(code: str, *, hosts: Sequence[int], num_devices: int = 1, timeout_s: flo
                 "PYTHONPATH": os.pathsep.join([_HERE, os.environ.get("PYTHONPATH", "")]),
             }
             job = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output
             )
-            try:
-                status: object = job.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                status = f"none after {timeout_s:g} s"
-            finally:
-                job.kill()
-                job.wait()
+            with job:
+                try:
+                    status: object = job.wait(timeout_s)
+                except subprocess.TimeoutExpired:
+                    status = f"none after {timeout_s:g} s"
+                finally:
+                    job.kill()
             output.seek(0)
             said = output.read().decode(errors="replace")
     if status != 0:
@@ -120,6 +140,7 @@ def _main() -> int:
     socket.sethostname(address)
     other = None
     if arguments.host == 0:
+        threading.Thread(target=_end_with_input, daemon=True).start()
         command = [*_unshared(new_user=False), sys.executable, "-P", __file__, "--host", "1"]
         command += [arguments.script, *map(str, arguments.hosts)]
         other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -153,6 +174,12 @@ def _main() -> int:
         if status:
             return os.waitstatus_to_exitcode(status) % 256 or 1
     return 0
+
+
+def _end_with_input() -> None:
+    # Not through sys.stdin, whose lock the interpreter wants at its end.
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 def _ip(arguments: str) -> None:
