@@ -47,7 +47,8 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
 
     In a job of several processes call `jax.distributed.initialize()` first, and call this in every
     process: it waits for all. The processes of one host then share their arrays' memory, and groups
-    of devices on one host are on the fabric; groups over several hosts stay native.
+    of devices on one host are on the fabric. Groups over several hosts stay native, but for large
+    all-reduces, which run on the fabric inside each host and natively between hosts.
 
     Args:
         strict: raise when a program is compiled with a collective that has to stay native, instead
@@ -97,6 +98,7 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
         # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
         _enter(settings, across_s, strict)
         _hook = rewrite.make_callback(strict=strict, hosts=_place.hosts, counters=_compile_counters)
+        rules.use_hosts(_place.hosts)
         _install_once()
         _watch_interrupts()
         mark.switch_on(strict=strict)

@@ -32,9 +32,10 @@ def stats() -> dict[str, Any]:
           written in place.
         * `pending`: operations in which ranks are waiting now.
         * `compile`: `modules` that were changed; `native` collectives in them that became calls,
-          `lowered` ones; `absorbed` buffers around which XLA's copies were taken away; `calls` left
-          after small ones were merged, how they `finish`; `seconds` spent; `left`: collectives that
-          stayed native, by reason.
+          `lowered` ones; `split` ones over several hosts that became calls inside each host and a
+          native one between hosts; `absorbed` buffers around which XLA's copies were taken away;
+          `calls` left after small ones were merged, how they `finish`; `seconds` spent; `left`:
+          collectives that stayed native, by reason.
         * `before_init`: calls of our functions while inactive, by name.
     """
     core: dict[str, Any] = _core.stats()
