@@ -7,14 +7,13 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 
 import pytest
 
 import two_hosts
-
-_JOBS = "strata-hosts-"  # in the command line of all processes of a job
 
 pytestmark = pytest.mark.skipif(bool(two_hosts.missing()), reason=two_hosts.missing())
 
@@ -236,36 +235,43 @@ def _wait_until_gone(text: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_rank_that_fails_ends_the_job() -> None:
+@pytest.fixture
+def jobs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Keep the scripts of this test's jobs apart; returns what their command lines have in them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return str(tmp_path)
+
+
+def test_a_rank_that_fails_ends_the_job(jobs: str) -> None:
     code = "import sys, time; 1 / (int(sys.argv[2]) - 3); time.sleep(60)"
     start = time.monotonic()
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         two_hosts.run(code, preamble=False)
-    assert time.monotonic() - start < 30
-    _wait_until_gone(_JOBS)
+    assert time.monotonic() - start < 50
+    _wait_until_gone(jobs)
 
 
-def test_a_job_that_hangs_is_killed() -> None:
+def test_a_job_that_hangs_is_killed(jobs: str) -> None:
     with pytest.raises(AssertionError, match="none after 3 s"):
         two_hosts.run("import time; time.sleep(60)", preamble=False, timeout_s=3)
-    _wait_until_gone(_JOBS)
+    _wait_until_gone(jobs)
 
 
-def test_nothing_is_left_when_the_starter_is_killed() -> None:
+def test_nothing_is_left_when_the_starter_is_killed(jobs: str) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
-        "import two_hosts\n"
-        "two_hosts.run('import time; print(1, flush=True); time.sleep(60)', preamble=False)"
+        f"import sys, tempfile; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"
+        f"import two_hosts; tempfile.tempdir = {jobs!r}\n"
+        "two_hosts.run('import time; time.sleep(60)', preamble=False)"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as starter:
         try:
             deadline = time.monotonic() + 30
-            while len(_processes_with(_JOBS)) < 6:  # 4 ranks, and the first of each host
-                assert time.monotonic() < deadline, _processes_with(_JOBS)
+            while sum("job.py 4 " in command for command in _processes_with(jobs)) < 4:
+                assert time.monotonic() < deadline, _processes_with(jobs)
                 time.sleep(0.05)
         finally:
             starter.kill()
-    _wait_until_gone(_JOBS)
+    _wait_until_gone(jobs)
 
 
 def test_the_two_hosts_cannot_share_memory() -> None:
