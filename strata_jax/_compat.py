@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import jaxlib
 from absl import logging
 from jax import lax
-from jax._src import clusters, distributed
+from jax._src import clusters, distributed, xla_bridge
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.lax import parallel
 from jax._src.lib.mlir import ir
@@ -30,6 +31,8 @@ DONATION_SINCE = (0, 11, 0)
 
 # Stage of the compile hook: before scheduling, in xla/service/xla_transform.h.
 _PRE_SCHEDULER = 0
+
+_launched = False  # register_launched_cluster() was called
 
 ALLOCATOR_LIBRARY = "libjax_common.so"
 
@@ -130,6 +133,37 @@ def try_get(client: Any, key: str, timeout_s: float) -> str | None:
         raise
 
 
+def has_backend() -> bool:
+    """Whether JAX has looked for devices. Doing so waits for all processes of the job."""
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def coordinator_process_index() -> int:
+    """Returns the index of the process that holds the coordination service; -1: the launcher."""
+    launcher = os.environ.get("JAX_COORDINATOR_ADDRESS") if _launched else None
+    return -1 if distributed.global_state.coordinator_address == launcher else 0
+
+
+def at_distributed_shutdown(may_shut_down: Callable[[], bool]) -> None:
+    """Calls a function when JAX, at exit, is about to leave the job: its programs have ended then.
+
+    Where it returns false JAX does not leave, as that would wait for processes that are dead: what
+    it would have ended stays as it is, and ends with this process.
+    """
+    state = distributed.global_state
+    shutdown = state.shutdown
+
+    def ask_and_shut_down() -> None:
+        if may_shut_down():
+            shutdown()
+            return
+        for held in (state.preemption_sync_manager, state.client, state.service):
+            # For ever: the last reference would do what shutdown() does.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+    state.shutdown = ask_and_shut_down  # type: ignore[method-assign]
+
+
 def start_coordination_service(address: str, num_processes: int) -> Any:
     """Starts JAX's coordination service in this process, which is not one of the job's.
 
@@ -152,6 +186,7 @@ def register_launched_cluster() -> None:
     JAX reads the coordinator's address from there, but not the number of processes and the index
     of this one, which it asks of a known kind of cluster.
     """
+    global _launched
 
     class LaunchedCluster(clusters.ClusterEnv):
         name = "strata_jax"
@@ -176,6 +211,7 @@ def register_launched_cluster() -> None:
             return int(os.environ["JAX_PROCESS_ID"])
 
     # The first that is present counts; the launcher may run inside a job of another kind.
+    _launched = True
     clusters.ClusterEnv._cluster_types.remove(LaunchedCluster)
     clusters.ClusterEnv._cluster_types.insert(0, LaunchedCluster)
     # A warning that proxies may be in the way; the launcher has exempted the service from them.

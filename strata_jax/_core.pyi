@@ -93,8 +93,10 @@ def echo(staging_address: int, own_slot: int, number: int) -> int:
 def echo_of(slot: int) -> int:
     """The number that another left here."""
 
-def start_fabric(map_pages: bool) -> None:
-    """Starts its threads, once."""
+def start_fabric(coordinator: int, map_pages: bool) -> None:
+    """
+    Starts its threads, once; coordinator: slot of the process without which JAX ends this one.
+    """
 
 def mapped_bytes() -> int:
     """Bytes of other processes' arenas that were mapped ahead of their use."""
@@ -102,11 +104,16 @@ def mapped_bytes() -> int:
 def has_joined() -> bool:
     """Whether join() was called."""
 
-def dead_processes() -> list[str]:
-    """Processes of the fabric that have ended."""
+def other_processes() -> list[tuple[str, str]]:
+    """
+    The other processes of the fabric, and whether each lives, left, or died.
+    """
 
 def set_exiting() -> None:
     """Tells the others that this process ends in good order."""
+
+def leave() -> None:
+    """Lets the others see this process as ended."""
 
 def stats() -> dict[str, Any]:
     """Counters of the arena and of the collectives."""

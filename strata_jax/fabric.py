@@ -13,13 +13,11 @@ from typing import Any
 
 from absl import logging
 
-from strata_jax import _compat, _core, _env, joining
+from strata_jax import _compat, _core, _env, joining, leaving
 from strata_jax.hlo import rewrite
 from strata_jax.lowering import mark, rules
 
 HOOK_NAME = "strata_jax"
-# Seconds that an operation with missing ranks may still take when the interpreter exits.
-_EXIT_TIMEOUT_S = 5.0
 # Seconds after which an operation fails: as XLA's own in one process, as Gloo's between them.
 _TIMEOUT_S = 40.0
 _ACROSS_TIMEOUT_S = 1800.0
@@ -139,14 +137,18 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
         except RuntimeError:
             _core.arena_uninstall()
             raise
-        _core.start_fabric(map_pages=settings.populate)
+        coordinator = _compat.coordinator_process_index()
+        _core.start_fabric(
+            coordinator=place.members.index(coordinator) if coordinator in place.members else -1,
+            map_pages=settings.populate,
+        )
     if listener is not None:
         listener.close()
     _place = place
 
 
 def _check_rejoined(place: joining.Place) -> None:
-    dead = _core.dead_processes()
+    dead = [title for title, state in _core.other_processes() if state != "lives"]
     if dead:
         raise RuntimeError(
             f"strata_jax.init(): {', '.join(dead)} of this job has ended, so it cannot join again; "
@@ -268,13 +270,8 @@ def _install_once() -> None:
     _compat.register_hlo_transform(HOOK_NAME, lambda data: _hook(data))
     rules.install()
     # Registered after JAX's own exit functions, hence run before them: those wait for programs.
-    atexit.register(_at_exit)
+    atexit.register(leaving.at_exit)
     _installed = True
-
-
-def _at_exit() -> None:
-    _core.set_exiting()
-    _core.limit_deadline(_EXIT_TIMEOUT_S)
 
 
 def _watch_interrupts() -> None:

@@ -173,33 +173,45 @@ void BindJoining(nb::module_& m) {
   m.def("echo_of", EchoOf, nb::arg("slot"), "The number that another left here.");
   m.def(
       "start_fabric",
-      [](bool map_pages) {
-        core::TheFabric()->Start();
+      [](int coordinator, bool map_pages) {
+        core::TheFabric()->Start(coordinator);
         if (map_pages) TheJoining().mapper->Start();
       },
-      nb::arg("map_pages"), "Starts its threads, once.");
+      nb::arg("coordinator"), nb::arg("map_pages"),
+      "Starts its threads, once; coordinator: slot of the process without which JAX ends this "
+      "one.");
   m.def(
       "mapped_bytes",
       [] { return TheJoining().mapper == nullptr ? 0 : TheJoining().mapper->mapped_bytes(); },
       "Bytes of other processes' arenas that were mapped ahead of their use.");
   m.def("has_joined", [] { return core::TheFabric() != nullptr; }, "Whether join() was called.");
   m.def(
-      "dead_processes",
+      "other_processes",
       [] {
-        std::vector<std::string> titles;
+        std::vector<std::tuple<std::string, std::string>> others;
         const core::Fabric* fabric = core::TheFabric();
         for (int i = 0; fabric != nullptr && i < fabric->num_processes(); ++i) {
-          if ((fabric->dead() >> i & 1) != 0) titles.push_back(fabric->Title(i));
+          if (i == fabric->slot()) continue;
+          const bool lives = (fabric->dead() >> i & 1) == 0;
+          others.emplace_back(fabric->Title(i), lives                     ? "lives"
+                                                : fabric->EndedInOrder(i) ? "left"
+                                                                          : "died");
         }
-        return titles;
+        return others;
       },
-      "Processes of the fabric that have ended.");
+      "The other processes of the fabric, and whether each lives, left, or died.");
   m.def(
       "set_exiting",
       [] {
         if (core::Fabric* fabric = core::TheFabric()) fabric->SetExiting();
       },
       "Tells the others that this process ends in good order.");
+  m.def(
+      "leave",
+      [] {
+        if (core::Fabric* fabric = core::TheFabric()) fabric->Leave();
+      },
+      "Lets the others see this process as ended.");
 }
 
 }  // namespace strata

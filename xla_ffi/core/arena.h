@@ -36,7 +36,8 @@ struct ArenaOptions {
   // of what `ulimit -v` leaves. Costs no memory. Less is taken where the system refuses.
   int64_t reserve_bytes = -1;
   // Free pages to keep for the next arrays; negative: a quarter of what this process may use
-  // (physical memory, or the limit of its cgroup), divided by the number of processes that share it.
+  // (physical memory, or the limit of its cgroup), divided by the number of processes that share
+  // it.
   int64_t keep_bytes = -1;
   int num_processes = 1;
   bool huge_pages = true;

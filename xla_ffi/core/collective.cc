@@ -7,6 +7,7 @@
 
 #include "core/alloc_hook.h"
 #include "core/watchdog.h"
+#include "platform/threads.h"
 
 namespace strata::core {
 namespace {
@@ -25,6 +26,7 @@ constexpr size_t kMaxRuns = 64;
 struct Registry {
   std::mutex mu;  // guards all; held while the watchdog looks through it
   std::set<Collective*> all;
+  const int64_t process_id = platform::ProcessId();
 };
 Registry& GetRegistry() {
   static Registry& registry = *new Registry;  // leaked: the watchdog reads it until exit
@@ -246,8 +248,13 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
     } else {
       use->arrived[rank] = true;
       is_last = ++use->num_arrived == num_ranks;
-      if (use->failure == nullptr && group.across() &&
-          (fabric_->dead() & group.processes.mask) != 0) {
+      if (use->failure == nullptr && group.across() && fabric_->forked()) {
+        failure = use->failure = std::make_shared<Failure>(
+            Failure{FailureCode::kInternal,
+                    spec_.label + ": this process was forked, and takes no part in operations with "
+                                  "others; only the process that called init() does"});
+      } else if (use->failure == nullptr && group.across() &&
+                 (fabric_->dead() & group.processes.mask) != 0) {
         // After the use can be found: who marks a process dead later fails this use.
         failure = use->failure = DeadFailure(group);
         fail_others = true;
@@ -299,14 +306,14 @@ void Collective::Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run
   use->meeting = std::make_shared<ProcessMeeting>(
       *fabric_, spec_, group.processes, group.sources, key == 0 ? 1 : key, use->in_parts,
       use->out_parts, use->in, use->out,
-      [this, &group, use, rank](std::shared_ptr<const Failure> failure, bool own_thread) {
-        End(group, use, std::move(failure), own_thread ? rank : -1);
+      [this, &group, use, rank](auto failure, ProcessMeeting::Caller caller) {
+        End(group, use, std::move(failure), rank, caller);
       });
 }
 
 // A meeting across processes has ended.
 void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<const Failure> failure,
-                     int own_rank) {
+                     int last_rank, ProcessMeeting::Caller caller) {
   {
     std::lock_guard<std::mutex> lock(group.mu);
     group.uses.erase(std::find(group.uses.begin(), group.uses.end(), use));
@@ -316,13 +323,14 @@ void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<con
     Fail(*use, group, std::move(failure));
     return;
   }
-  if (own_rank >= 0) {
-    CompleteAll(std::move(use), group, own_rank, false);
+  if (caller == ProcessMeeting::Caller::kRank) {
+    CompleteAll(std::move(use), group, last_rank, false);
     return;
   }
-  // On the engine's thread, or a helper's, which have other work to do than a program's rest. A
-  // short one of a single rank costs less than waking its lane.
-  if (spec_.finish == Finish::kInline && use->completions.size() == 1) {
+  // The engine has other work to do than a program's rest; a short one of a single rank costs it
+  // less than waking that rank's lane. Others may hold locks.
+  if (caller == ProcessMeeting::Caller::kEngine && spec_.finish == Finish::kInline &&
+      use->completions.size() == 1) {
     use->completions[0].Run(nullptr);
     return;
   }
@@ -495,8 +503,9 @@ int Collective::FailOpen(const Which& which, FailureCode code, const Why& why) {
   return num_failed;
 }
 
-void Collective::FailOpenOfDead() {
-  if (fabric_ == nullptr) return;
+int Collective::FailOpenOfDead() {
+  if (fabric_ == nullptr) return 0;
+  int num_touching = 0;
   for (auto& group : groups_) {
     if (!group->across() || (fabric_->dead() & group->processes.mask) == 0) continue;
     const auto failure = DeadFailure(*group);
@@ -514,8 +523,9 @@ void Collective::FailOpenOfDead() {
       }
     }
     for (auto& use : failed) Fail(*use, *group, failure);
-    for (auto& meeting : meetings) meeting->Fail(failure);
+    for (auto& meeting : meetings) num_touching += meeting->FailOfDead(failure);
   }
+  return num_touching;
 }
 
 void Collective::ReportOpen(uint32_t tick, std::vector<std::string>* lines) {
@@ -541,6 +551,8 @@ int Collective::NumOpen() {
 
 int NumOpenUses() {
   Registry& registry = GetRegistry();
+  // In a forked child nothing runs, and a thread that is not there may have had a lock.
+  if (platform::ProcessId() != registry.process_id) return 0;
   std::lock_guard<std::mutex> lock(registry.mu);
   int num_open = 0;
   for (Collective* collective : registry.all) num_open += collective->NumOpen();
@@ -555,10 +567,12 @@ int FailOpenUses(const Which& which, FailureCode code, const Why& why) {
   return num_failed;
 }
 
-void FailOpenUsesOfDead() {
+int FailOpenUsesOfDead() {
   Registry& registry = GetRegistry();
   std::lock_guard<std::mutex> lock(registry.mu);
-  for (Collective* collective : registry.all) collective->FailOpenOfDead();
+  int num_touching = 0;
+  for (Collective* collective : registry.all) num_touching += collective->FailOpenOfDead();
+  return num_touching;
 }
 
 void ReportOpenUses(uint32_t tick, std::vector<std::string>* lines) {

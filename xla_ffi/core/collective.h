@@ -57,8 +57,9 @@ class Collective {
   // Fails every open use that `which` chooses; returns how many. `why` makes the error from the
   // waiting and missing ranks that it is given in words.
   int FailOpen(const Which& which, FailureCode code, const Why& why);
-  // Fails every open use with ranks in processes that are dead.
-  void FailOpenOfDead();
+  // Fails every open use with ranks in processes that are dead, or lets it end where it can.
+  // Returns how many may still touch their memory.
+  int FailOpenOfDead();
   // Collects a line for each open use older than `tick` that was not reported before.
   void ReportOpen(uint32_t tick, std::vector<std::string>* lines);
   int NumOpen();
@@ -71,7 +72,7 @@ class Collective {
   void Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool);
   void Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run_id, int rank);
   void End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<const Failure> failure,
-           int own_rank);
+           int last_rank, ProcessMeeting::Caller caller);
   void CompleteAll(std::shared_ptr<Use> use, Group& group, int own_rank, bool reusable) const;
   void Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure);
   void Count(const Use& use, int num_ranks) const;
@@ -88,8 +89,9 @@ class Collective {
 // Number of open uses, and failing them, over all live Collectives.
 int NumOpenUses();
 int FailOpenUses(const Which& which, FailureCode code, const Why& why);
-// Those with ranks in processes of the fabric that are dead.
-void FailOpenUsesOfDead();
+// Those with ranks in processes of the fabric that are dead; returns how many may still touch their
+// memory.
+int FailOpenUsesOfDead();
 void ReportOpenUses(uint32_t tick, std::vector<std::string>* lines);
 
 }  // namespace strata::core

@@ -44,10 +44,11 @@ enum RecordState : uint32_t {
 // state, and the counters, which are everybody's.
 struct alignas(64) Record {
   std::atomic<uint32_t> state;
-  std::atomic<uint32_t> closed;    // no unit may be claimed any more
-  std::atomic<uint32_t> finished;  // all units are done
-  uint32_t pull;                   // each process writes its own ranks' results
-  uint32_t staged;                 // all operands are copies: nobody needs to wait for readers
+  std::atomic<uint32_t> closed;       // no unit may be claimed any more
+  std::atomic<uint32_t> finished;     // all units are done
+  std::atomic<uint32_t> num_workers;  // threads of the owner in units, for messages
+  uint32_t pull;                      // each process writes its own ranks' results
+  uint32_t staged;                    // all operands are copies: nobody needs to wait for readers
   int32_t num_ranks, num_in, num_out;
   uint64_t fingerprint, parts_hash;
   int32_t operation, kind;

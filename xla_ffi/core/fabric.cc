@@ -1,8 +1,13 @@
 // Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
 #include "core/fabric.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/collective.h"
@@ -26,6 +31,20 @@ Fabric* TheFabric() { return the_fabric.load(std::memory_order_acquire); }
 
 void SetTheFabric(std::unique_ptr<Fabric> fabric) {
   the_fabric.store(fabric.release(), std::memory_order_release);  // pairs with the load above
+  pthread_atfork(nullptr, nullptr, Fabric::AfterForkInChild);
+}
+
+// The child has no thread of ours and nothing of what is shared but a private view of the arena.
+// What it would keep alive goes: else its parent's death could not be seen, nor its memory be given
+// back, before the child ends.
+void Fabric::AfterForkInChild() {
+  Fabric* const fabric = the_fabric.exchange(nullptr, std::memory_order_relaxed);
+  if (fabric == nullptr) return;
+  fabric->forked_.store(true, std::memory_order_relaxed);
+  for (auto* fds : {&fabric->sockets_, &fabric->process_fds_}) {
+    for (const auto& fd : *fds) platform::Close(fd.load(std::memory_order_relaxed));
+  }
+  platform::Close(fabric->staging_->fd());
 }
 
 Fabric::Fabric(Control* control, int slot, std::vector<Process> processes, Arena* arena,
@@ -35,10 +54,15 @@ Fabric::Fabric(Control* control, int slot, std::vector<Process> processes, Arena
       processes_(std::move(processes)),
       arena_(arena),
       staging_(std::move(staging)),
+      sockets_(processes_.size()),
+      process_fds_(processes_.size()),
       taken_(kNumRecords, false) {
   for (size_t i = 0; i < processes_.size(); ++i) {
     slot_of_process_[processes_[i].process_index] = static_cast<int>(i);
+    sockets_[i].store(processes_[i].socket, std::memory_order_relaxed);
+    process_fds_[i].store(-1, std::memory_order_relaxed);
   }
+  platform::KeepFromForks(staging_->base(), staging_->Stats().reserved_bytes);
   for (int i = kNumMailboxes; i-- > 0;) free_mailboxes_.push_back(board(slot_).mailboxes[i]);
 }
 
@@ -50,7 +74,8 @@ Fabric::~Fabric() {
   stopped_.wait(lock, [this] { return num_threads_ == 0; });
 }
 
-void Fabric::Start() {
+void Fabric::Start(int coordinator) {
+  coordinator_ = coordinator;
   num_threads_ = 1;
   platform::StartThread("strata-engine", [this] { Engine(); });
   const bool has_sockets =
@@ -71,8 +96,10 @@ std::string Fabric::Title(int slot) const {
 void Fabric::MarkDead(int slot) {
   // Before the operations that wait are looked for: one that begins now sees the bit, or is seen.
   if ((dead_.fetch_or(Bit(slot), std::memory_order_seq_cst) & Bit(slot)) != 0) return;
-  FailOpenUsesOfDead();
-  // Atomically for threads that still read or write there; returns the memory, as nobody else does.
+  if (!EndedInOrder(slot)) SayThatItDied(slot);
+  // What needs nothing of it any more goes on, from its memory, which is there while we have it.
+  while (FailOpenUsesOfDead() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  // Returns the memory, as nobody else does.
   const Process& process = processes_[slot];
   if (process.arena != nullptr) platform::ReplaceByZeros(process.arena, process.arena_bytes);
   if (process.staging != nullptr) platform::ReplaceByZeros(process.staging, process.staging_bytes);
@@ -91,14 +118,38 @@ std::string Fabric::WhyDead(uint64_t mask, const std::vector<int64_t>& devices) 
       ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(r) + " (device " +
                std::to_string(devices[r]) + ")";
     }
-    const bool in_order = board(slot).exiting.load(std::memory_order_relaxed) != 0;
     text += (text.empty() ? "" : "; ") + ranks + " is gone: " + Title(slot) +
-            (in_order ? " has exited" : " has died (killed, or crashed; see its output)");
+            (EndedInOrder(slot) ? " has ended its program; see its output"
+                                : " has died (killed, or crashed; see its output)");
   }
   return text;
 }
 
+std::string Fabric::StoppedNote(int slot) const {
+  const bool stopped = platform::IsStopped(processes_[slot].pid);
+  return stopped ? " (that process is stopped, by a signal or a debugger)" : "";
+}
+
+bool Fabric::EndedInOrder(int slot) const {
+  return board(slot).exiting.load(std::memory_order_relaxed) != 0;
+}
+
 void Fabric::SetExiting() { board(slot_).exiting.store(1, std::memory_order_relaxed); }
+
+void Fabric::Leave() {
+  SetExiting();
+  for (const auto& socket : sockets_) platform::HangUp(socket.load(std::memory_order_relaxed));
+}
+
+// At once, on standard error: JAX may end this process before Python gets to say anything.
+void Fabric::SayThatItDied(int slot) const {
+  const char* const consequence =
+      slot == coordinator_ ? "JAX's coordination service was in it, without which JAX ends this "
+                             "process, too; under `strata-jax launch` it would live"
+                           : "operations with it fail from now on";
+  std::fprintf(stderr, "strata_jax: %s has died (killed, or crashed; see its output): %s\n",
+               Title(slot).c_str(), consequence);
+}
 
 int Fabric::Find(int slot, uint64_t key) const {
   const Board& board = control_->board(slot);
@@ -206,7 +257,8 @@ bool Fabric::Round() {
     meetings.assign(watched_.begin(), watched_.end());
   }
   bool progress = false;
-  for (const auto& meeting : meetings) progress = meeting->Advance(nullptr, false) || progress;
+  for (const auto& meeting : meetings)
+    progress = meeting->Advance(nullptr, ProcessMeeting::Caller::kEngine) || progress;
   std::vector<std::shared_ptr<ProcessMeeting>> over;  // let go outside the lock
   std::lock_guard<std::mutex> lock(mu_);
   for (auto it = watched_.begin(); it != watched_.end();) {
@@ -241,16 +293,25 @@ void Fabric::WatchProcesses() {
   // The socket tells also where process ids mean nothing here (containers); the other also where a
   // forked child holds the socket open. Whichever comes, the process has no thread any more.
   std::vector<int> fds;
-  for (const Process& process : processes_) {
-    fds.push_back(process.socket);
-    fds.push_back(process.socket < 0 ? -1 : platform::OpenProcess(process.pid));
+  for (int slot = 0; slot < num_processes(); ++slot) {
+    const int socket = processes_[slot].socket;
+    fds.push_back(socket);
+    fds.push_back(socket < 0 ? -1 : platform::OpenProcess(processes_[slot].pid));
+    process_fds_[slot].store(fds.back(), std::memory_order_relaxed);
   }
   while (std::any_of(fds.begin(), fds.end(), [](int fd) { return fd >= 0; })) {
     const std::vector<size_t> hung_up = platform::WaitForHangUp(fds);
     if (hung_up.empty()) return;
     for (size_t i : hung_up) {
-      fds[i / 2 * 2] = fds[i / 2 * 2 + 1] = -1;
-      MarkDead(static_cast<int>(i / 2));
+      const size_t slot = i / 2;
+      fds[2 * slot] = fds[2 * slot + 1] = -1;
+      if (!EndedInOrder(static_cast<int>(slot))) {
+        // Not of one that only leaves: it looks out for our end until its own.
+        for (auto* all : {&sockets_, &process_fds_}) {
+          platform::Close((*all)[slot].exchange(-1, std::memory_order_relaxed));
+        }
+      }
+      MarkDead(static_cast<int>(slot));
     }
   }
 }

@@ -49,8 +49,9 @@ class Fabric {
   Fabric& operator=(const Fabric&) = delete;
   ~Fabric();  // for tests: a process keeps its fabric until it ends
 
-  // Threads, for good: the engine, and the one that notices when others end.
-  void Start();
+  // Threads, for good: the engine, and the one that notices when others end. `coordinator` is the
+  // slot of the process without which JAX ends this one, for the message; -1 for none.
+  void Start(int coordinator = -1);
 
   int slot() const { return slot_; }
   const Process& process(int slot) const { return processes_[slot]; }
@@ -59,16 +60,25 @@ class Fabric {
   int SlotOf(int64_t device) const;
   std::string Title(int slot) const;  // "process 1 (pid 123)"
 
+  // Whether this is a forked child of the process that joined.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
   // Processes that have ended, by bit; never taken back.
   uint64_t dead() const { return dead_.load(std::memory_order_acquire); }
-  // Notes that a process has ended, and fails what waits for it.
+  // Notes that a process has ended, and fails what waits for it. Ends once nobody here reads or
+  // writes its memory any more, which is then given back.
   void MarkDead(int slot);
   // Which of the processes of a mask are dead, with their ranks among `devices`.
   std::string WhyDead(uint64_t mask, const std::vector<int64_t>& devices) const;
+  // " (that process is stopped, ...)" or nothing.
+  std::string StoppedNote(int slot) const;
   // What a process waits in, for messages; empty if in nothing.
   std::string Doing(int slot) const;
+  // Whether a process that is dead said before that it would end.
+  bool EndedInOrder(int slot) const;
   // Tells the others that this process is about to end in good order.
   void SetExiting();
+  // Lets the others see this process as ended: none of its ranks will take part in anything again.
+  void Leave();
 
   Board& board(int slot) const { return control_->board(slot); }
   bool IsShared(const void* pointer) const {
@@ -102,10 +112,13 @@ class Fabric {
 
   int NumRetired();
 
+  static void AfterForkInChild();
+
  private:
   void Engine();
   void WatchProcesses();
   bool Round();
+  void SayThatItDied(int slot) const;
 
   Control* const control_;
   const int slot_;
@@ -113,9 +126,14 @@ class Fabric {
   Arena* const arena_;
   const std::unique_ptr<Arena> staging_;
   std::map<int, int> slot_of_process_;
+  // By slot: the socket, and a descriptor of the process; -1 where there is none any more. Only the
+  // thread that watches them changes them; a forked child reads them (relaxed: it is alone).
+  std::vector<std::atomic<int>> sockets_, process_fds_;
+  int coordinator_ = -1;
   std::atomic<uint64_t> dead_{0};  // release: who sees it sees what MarkDead did before
   std::atomic<double> spin_us_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> forked_{false};  // written in a child, where nobody else runs
 
   std::mutex mu_;  // guards all below
   std::list<std::shared_ptr<ProcessMeeting>> watched_;
@@ -127,7 +145,7 @@ class Fabric {
   std::condition_variable stopped_;  // num_threads_ became 0
 };
 
-// This process's; null in a job of one process. Set once.
+// This process's; null in a job of one process, and in a forked child. Set once.
 Fabric* TheFabric();
 void SetTheFabric(std::unique_ptr<Fabric> fabric);
 

@@ -97,7 +97,7 @@ void ProcessMeeting::Begin(const ThreadPool& pool) {
   const std::chrono::duration<double, std::micro> spin(fabric_.spin_us());
   const auto start = Clock::now();
   for (int i = 0;; ++i) {
-    Advance(&pool, true);
+    Advance(&pool, Caller::kRank);
     if (ended()) return;
     if (spin.count() <= 0) break;
     Pause();
@@ -109,7 +109,7 @@ void ProcessMeeting::Begin(const ThreadPool& pool) {
   }
   fabric_.Watch(shared_from_this());
   // What came between the last look and now may have found nobody to wake.
-  Advance(&pool, true);
+  Advance(&pool, Caller::kRank);
 }
 
 const Record& ProcessMeeting::RecordOf(size_t process) const {
@@ -207,6 +207,7 @@ bool ProcessMeeting::Post() {
   record.why[0] = 0;
   // Relaxed: made public by the key.
   record.closed.store(0, std::memory_order_relaxed);
+  record.num_workers.store(0, std::memory_order_relaxed);
   record.finished.store(0, std::memory_order_relaxed);
   record.counters.next.store(0, std::memory_order_relaxed);
   record.counters.done.store(0, std::memory_order_relaxed);
@@ -333,7 +334,7 @@ std::shared_ptr<const Failure> ProcessMeeting::GivenUp() const {
   return nullptr;
 }
 
-bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
+bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_) return false;
   bool progress = false;
@@ -351,7 +352,7 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
             NumThreads() - static_cast<int64_t>(pull_ ? 1 : slots_.size()), work_.num_units() - 1);
         for (int64_t i = 0; i < num_helpers; ++i) {
           pool->schedule(pool->pool,
-                         [self = shared_from_this()] { self->Advance(nullptr, false); });
+                         [self = shared_from_this()] { self->Advance(nullptr, Caller::kOther); });
         }
       }
     }
@@ -360,12 +361,12 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
   if (failure_ == nullptr && !exhausted_) {
     Record& home = fabric_.board(slots_[0]).records[records_[0]];
     Record& own = fabric_.board(fabric_.slot()).records[record_];
-    ++num_workers_;
+    own.num_workers.store(++num_workers_, std::memory_order_relaxed);
     lock.unlock();
     const bool last =
         pull_ ? work_.Run(local_counters_, &own.closed) : work_.Run(*counters_, &home.closed);
     lock.lock();
-    --num_workers_;
+    own.num_workers.store(--num_workers_, std::memory_order_relaxed);
     exhausted_ = true;
     progress = true;
     if (last && failure_ == nullptr && !worked_) {
@@ -381,12 +382,13 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
       }
     }
   }
-  return Settle(lock, own_thread) || progress;
+  return Settle(lock, caller) || progress;
 }
 
 bool ProcessMeeting::OthersLeft() const {
+  const uint64_t dead = fabric_.dead();
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (i == own_) continue;
+    if (i == own_ || (dead >> slots_[i] & 1) != 0) continue;
     Board& board = fabric_.board(slots_[i]);
     // Acquire pairs with the stores in Settle and Reclaim: what the other read, it has read. A
     // record that is not there any more was returned after all had left.
@@ -399,7 +401,7 @@ bool ProcessMeeting::OthersLeft() const {
 }
 
 // Ends and leaves the meeting if it is time; releases the lock. True if it ended here.
-bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, bool own_thread) {
+bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, Caller caller) {
   Record& own = fabric_.board(fabric_.slot()).records[record_ < 0 ? 0 : record_];
   const bool pulled = pull_ && worked_;
   const auto leave = [&] {
@@ -431,7 +433,7 @@ bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, bool own_thread)
   if (ends) on_end = std::move(on_end_);
   lock.unlock();
   if (retire) fabric_.Retire(shared_from_this());
-  if (on_end) on_end(std::move(failure), own_thread);
+  if (on_end) on_end(std::move(failure), caller);
   return ends;
 }
 
@@ -468,8 +470,22 @@ bool ProcessMeeting::Fail(std::shared_ptr<const Failure> failure) {
     return false;  // the engine is about to see that it is done
   }
   FailLocked(std::move(failure));
-  Settle(lock, false);
+  Settle(lock, Caller::kOther);
   return true;
+}
+
+bool ProcessMeeting::FailOfDead(std::shared_ptr<const Failure> failure) {
+  Advance(nullptr, Caller::kOther);  // the dead may have posted, or even done, all that is needed
+  std::unique_lock<std::mutex> lock(mu_);
+  if (ended_) return num_workers_ > 0;
+  // Shared work that is not finished never will be: they may have claimed some of it.
+  const bool goes_on =
+      all_here_ && (pull_ || fabric_.board(slots_[0]).records[records_[0]].finished.load(
+                                 std::memory_order_acquire) != 0);
+  if (failure_ == nullptr && !goes_on) FailLocked(std::move(failure));
+  const bool reads = num_workers_ > 0 || (failure_ == nullptr && !worked_);
+  Settle(lock, Caller::kOther);
+  return reads;
 }
 
 bool ProcessMeeting::TryReclaim() {
@@ -508,10 +524,17 @@ std::string ProcessMeeting::Missing() {
   if (ended_) return "";
   std::string text;
   for (size_t i = 0; i < slots_.size(); ++i) {
-    if (records_[i] >= 0) continue;
-    text += (text.empty() ? "" : "; ") + Ranks(i);
-    const std::string doing = fabric_.Doing(slots_[i]);
-    if (!doing.empty()) text += ", which waits in " + doing;
+    if (i == own_ || (records_[i] >= 0 && !all_here_)) continue;
+    std::string doing;
+    if (!all_here_) {
+      doing = fabric_.Doing(slots_[i]);
+      if (!doing.empty()) doing = ", which waits in " + doing;
+    } else if (RecordOf(i).num_workers.load(std::memory_order_relaxed) > 0) {
+      doing = ", which has not done its part of the work";
+    } else if (!pull_ || (RecordOf(i).state.load(std::memory_order_relaxed) & kLeft) != 0) {
+      continue;
+    }
+    text += (text.empty() ? "" : "; ") + Ranks(i) + doing + fabric_.StoppedNote(slots_[i]);
   }
   return text;
 }

@@ -59,9 +59,11 @@ struct ThreadPool {
 
 class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
  public:
-  // Called once, by the thread that ends the meeting: `failure` is null on success. `own_thread`
-  // says that it is the thread of the rank that posted.
-  using OnEnd = std::function<void(std::shared_ptr<const Failure> failure, bool own_thread)>;
+  // Whose thread it is: that of the rank that posted, the engine's, or another's.
+  enum class Caller { kRank, kEngine, kOther };
+
+  // Called once, by the thread that ends the meeting: `failure` is null on success.
+  using OnEnd = std::function<void(std::shared_ptr<const Failure> failure, Caller caller)>;
 
   // `spec` and `group` must live until the meeting ends. Operands and results are laid out
   // [part][rank of this process].
@@ -76,11 +78,15 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   void Begin(const ThreadPool& pool);
 
   // Does what can be done. True if something was.
-  bool Advance(const ThreadPool* pool, bool own_thread);
+  bool Advance(const ThreadPool* pool, Caller caller);
 
   // Ends it with an error, at once or as soon as this process's threads are out. False if it has
   // ended, or is about to.
   bool Fail(std::shared_ptr<const Failure> failure);
+
+  // Ends it with an error where processes of its group are dead, unless all that is left is to read
+  // what those had posted. True while threads here may still touch their memory.
+  bool FailOfDead(std::shared_ptr<const Failure> failure);
 
   // Takes no lock.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
@@ -89,7 +95,8 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   // has to be tried again.
   bool TryReclaim();
 
-  // "rank 1 (device 2048) of process 1 (pid 77)" for all that have not posted; empty once ended.
+  // "rank 1 (device 2048) of process 1 (pid 77)" and so on for all that have not posted, or else
+  // have not done their part; empty once ended.
   std::string Missing();
 
  private:
@@ -99,7 +106,7 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   std::string Mismatch(const Record& other, size_t process) const;
   std::shared_ptr<const Failure> Plan();
   std::shared_ptr<const Failure> GivenUp() const;
-  bool Settle(std::unique_lock<std::mutex>& lock, bool own_thread);
+  bool Settle(std::unique_lock<std::mutex>& lock, Caller caller);
   bool OthersLeft() const;
   const Record& RecordOf(size_t process) const;
   void FailLocked(std::shared_ptr<const Failure> failure);

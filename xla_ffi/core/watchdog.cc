@@ -82,7 +82,7 @@ void Tick() {
       },
       FailureCode::kDeadlineExceeded,
       [&](const std::string& who, bool across) {
-        return who + ", which did not arrive within " + Seconds(limit(across)) +
+        return who + "; given up after " + Seconds(limit(across)) +
                ". The program there raised, or is slower than the deadline: look for an earlier "
                "error, or give init(timeout_s=...) or STRATA_TIMEOUT_S more seconds";
       });

@@ -24,6 +24,9 @@ int MakeSharedFile(size_t num_bytes, std::string* error);
 // have it.
 std::string MapShared(int fd, void* address, size_t num_bytes);
 
+// A forked child does not have this range of the address space from now on.
+void KeepFromForks(void* address, size_t num_bytes);
+
 // Puts private zeros over a mapping, at once for all threads that are reading or writing it.
 void ReplaceByZeros(void* address, size_t num_bytes);
 
@@ -37,6 +40,13 @@ void WakeOne(const std::atomic<uint32_t>& word);
 
 // A descriptor that becomes readable when a process ends; -1 where it cannot be had.
 int OpenProcess(int64_t pid);
+
+// Whether a process is stopped, by a signal or a debugger; false where that cannot be known.
+bool IsStopped(int64_t pid);
+
+// Lets the other end of a socket see it hung up, as long as it stays open here.
+void HangUp(int socket);
+void Close(int fd);  // of what may be -1
 
 // Sleeps until one of the descriptors (-1: none) has been hung up by its other end or become
 // readable with nothing to read; returns their indices.

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include "platform/memory.h"
 #include "platform/shared.h"
@@ -71,14 +72,16 @@ std::string MapShared(int fd, void* address, size_t num_bytes) {
     if (mapped != MAP_FAILED) munmap(mapped, num_bytes);
     return error;
   }
-  madvise(mapped, num_bytes, MADV_DONTFORK);
+  KeepFromForks(mapped, num_bytes);
   return "";
 }
+
+void KeepFromForks(void* address, size_t num_bytes) { madvise(address, num_bytes, MADV_DONTFORK); }
 
 void ReplaceByZeros(void* address, size_t num_bytes) {
   mmap(address, num_bytes, PROT_READ | PROT_WRITE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  madvise(address, num_bytes, MADV_DONTFORK);
+  KeepFromForks(address, num_bytes);
 }
 
 bool MapPages(void* address, size_t num_bytes) {
@@ -96,6 +99,23 @@ void WakeOne(const std::atomic<uint32_t>& word) { Futex(word, FUTEX_WAKE, 1); }
 
 int OpenProcess(int64_t pid) {
   return pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)) : -1;
+}
+
+bool IsStopped(int64_t pid) {
+  if (pid <= 0) return false;
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  // "pid (name) state ...", with anything in the name; proc(5).
+  const size_t end = text.rfind(") ");
+  return end != std::string::npos && end + 2 < text.size() &&
+         (text[end + 2] == 'T' || text[end + 2] == 't');
+}
+
+void HangUp(int socket) { shutdown(socket, SHUT_WR); }
+
+void Close(int fd) {
+  if (fd >= 0) close(fd);
 }
 
 std::vector<size_t> WaitForHangUp(const std::vector<int>& fds) {

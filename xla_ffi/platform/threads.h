@@ -5,6 +5,7 @@
 #ifndef STRATA_PLATFORM_THREADS_H_
 #define STRATA_PLATFORM_THREADS_H_
 
+#include <cstdint>
 #include <functional>
 
 namespace strata::platform {
@@ -14,6 +15,9 @@ namespace strata::platform {
 // `name` has at most 15 characters. Aborts the process when no thread can be had, as std::thread
 // in a noexcept place does: there is nobody to report to.
 void StartThread(const char* name, std::function<void()> body);
+
+// Not that of the parent in a forked child.
+int64_t ProcessId();
 
 // Cores this process may run on, at least 1.
 int NumCores();

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -79,6 +80,8 @@ void StartThread(const char* name, std::function<void()> body) {
     std::abort();
   }
 }
+
+int64_t ProcessId() { return getpid(); }
 
 int NumCores() {
   cpu_set_t set;
