@@ -36,7 +36,6 @@ from strata_jax.hlo.operations import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, na
 # 1 KiB about the same.
 MIN_BYTES = 16 << 10
 
-
 # Flat results of what comes instead of a collective, and the calls among it.
 _Built = tuple[list[int], list[Call]]
 
@@ -243,8 +242,7 @@ def _is_suited(call: Call, levels: Levels) -> bool:
 
 
 def _is_cut(shape: Any, num_local: int) -> bool:
-    count = shape.dimensions[0]
-    return count > 0 and (count % num_local == 0 or schema.array_bytes(shape) >= MIN_BYTES)
+    return shape.dimensions[0] % num_local == 0 or schema.array_bytes(shape) >= MIN_BYTES
 
 
 def _is_major(axis: int, shape: Any) -> bool:
