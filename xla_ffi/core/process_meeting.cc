@@ -338,6 +338,7 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_) return false;
   bool progress = false;
+  int64_t num_helpers = 0;
   if (record_ < 0 && failure_ == nullptr) {
     if (!Post()) return false;
     progress = true;
@@ -348,12 +349,9 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
     } else {
       if (pull_ || work_.num_units() > 1) fabric_.Ring(Others());
       if (pool != nullptr && work_.moved_bytes() > kAloneBytes) {
-        const int64_t num_helpers = std::min<int64_t>(
+        // Where all share the work, each of the processes comes with a thread.
+        num_helpers = std::min<int64_t>(
             NumThreads() - static_cast<int64_t>(pull_ ? 1 : slots_.size()), work_.num_units() - 1);
-        for (int64_t i = 0; i < num_helpers; ++i) {
-          pool->schedule(pool->pool,
-                         [self = shared_from_this()] { self->Advance(nullptr, Caller::kOther); });
-        }
       }
     }
     progress = true;
@@ -363,6 +361,10 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
     Record& own = fabric_.board(fabric_.slot()).records[record_];
     own.num_workers.store(++num_workers_, std::memory_order_relaxed);
     lock.unlock();
+    for (int64_t i = 0; i < num_helpers; ++i) {  // outside the lock: a full pool runs them at once
+      pool->schedule(pool->pool,
+                     [self = shared_from_this()] { self->Advance(nullptr, Caller::kOther); });
+    }
     const bool last =
         pull_ ? work_.Run(local_counters_, &own.closed) : work_.Run(*counters_, &home.closed);
     lock.lock();
