@@ -101,13 +101,13 @@ def make_step(mesh):
     )
 
 
-def train(num_devices, images, labels):
+def train(num_devices, images, labels, num_epochs=NUM_EPOCHS):
     """Train and return the parameters and the loss of every step."""
     step = make_step(jax.sharding.Mesh(np.array(jax.devices()[:num_devices]), ("data",)))
     params = init_params()
     velocity = jax.tree.map(jnp.zeros_like, params)
     losses = []
-    bar = tqdm(range(NUM_EPOCHS), desc=f"{num_devices} device(s)", unit="epoch", disable=None)
+    bar = tqdm(range(num_epochs), desc=f"{num_devices} device(s)", unit="epoch", disable=None)
     for epoch in bar:
         for batch in make_batches(images, labels, seed=epoch):
             params, velocity, loss = step(params, velocity, *batch)

@@ -322,6 +322,17 @@ def manual_replica_groups(
     return [list(map(int, group)) for group in groups]
 
 
+def mesh_device_ids(ctx: Any) -> list[int] | None:
+    """Returns the global device id of each partition of a manual region.
+
+    None for an `AbstractMesh`, whose devices are known only later if not from `jax.set_mesh`.
+    """
+    mesh = ctx.module_context.axis_context.mesh
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return None
+    return [int(device.id) for device in mesh.devices.flat]
+
+
 def permutation_pairs(ctx: Any, axis_name: Any, perm: Any) -> list[list[int]]:
     """Returns (source, target) partitions of a `ppermute`; raises as JAX for a bad `perm`."""
     pairs, _ = parallel._pcollectives_lowering_common(

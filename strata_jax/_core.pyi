@@ -32,7 +32,9 @@ def arena_install(
     reserve_bytes: int,
     keep_bytes: int,
     huge_pages: bool,
-    shared: bool,
+    populate: bool,
+    serve: bool,
+    num_processes: int,
     address: int,
     library: str,
 ) -> dict[str, Any]:
@@ -60,7 +62,9 @@ def address_space_left() -> int:
 def physical_memory() -> int:
     """Bytes of the machine."""
 
-def shared_memory(staging_address: int, staging_bytes: int) -> list[tuple[int, int, int]]:
+def shared_memory(
+    staging_address: int, staging_bytes: int, num_processes: int
+) -> list[tuple[int, int, int]]:
     """
     Descriptor, address and bytes of this process's arena and of its staging memory.
     """
@@ -89,10 +93,13 @@ def echo(staging_address: int, own_slot: int, number: int) -> int:
 def echo_of(slot: int) -> int:
     """The number that another left here."""
 
-def start_fabric(coordinator: int) -> None:
+def start_fabric(coordinator: int, map_pages: bool) -> None:
     """
     Starts its threads, once; coordinator: slot of the process without which JAX ends this one.
     """
+
+def mapped_bytes() -> int:
+    """Bytes of other processes' arenas that were mapped ahead of their use."""
 
 def has_joined() -> bool:
     """Whether join() was called."""

@@ -23,12 +23,18 @@ class Settings:
         num_workers: `STRATA_WORKERS`, threads that share the work of collectives; 0 for the number
             of cores.
         isa: `STRATA_ISA`, instruction set of the kernels; "" for the best.
+        arena: `STRATA_ARENA`, whether XLA's arrays are allocated in the arena; without, operations
+            between processes copy them first.
         arena_bytes: `STRATA_ARENA_BYTES`, address space to reserve; -1 for twice the memory.
         keep_bytes: `STRATA_KEEP_BYTES`, free pages to keep; -1 for a quarter of the memory (of the
             cgroup's limit, where there is one).
         huge_pages: `STRATA_HUGE_PAGES`.
+        populate: `STRATA_POPULATE`, whether pages are got ahead of their use, and mapped into the
+            other processes of the host.
         check_ragged: `STRATA_CHECK_RAGGED`, whether bad offsets and sizes of `ragged_all_to_all`
             are errors.
+        spin_us: `STRATA_SPIN_US`, microseconds that a rank looks for other processes before its
+            thread is given back; None for the default of `init()`.
         strict: `STRATA_STRICT`, whether a collective that stays native is an error.
     """
 
@@ -36,10 +42,13 @@ class Settings:
     timeout_s: float | None = None
     num_workers: int = 0
     isa: str = ""
+    arena: bool = True
     arena_bytes: int = -1
     keep_bytes: int = -1
     huge_pages: bool = True
+    populate: bool = True
     check_ragged: bool = False
+    spin_us: float | None = None
     strict: bool = False
 
 
@@ -48,10 +57,13 @@ VARIABLES = (
     "STRATA_TIMEOUT_S",
     "STRATA_WORKERS",
     "STRATA_ISA",
+    "STRATA_ARENA",
     "STRATA_ARENA_BYTES",
     "STRATA_KEEP_BYTES",
     "STRATA_HUGE_PAGES",
+    "STRATA_POPULATE",
     "STRATA_CHECK_RAGGED",
+    "STRATA_SPIN_US",
     "STRATA_STRICT",
 )
 
@@ -116,10 +128,16 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         found["arena_bytes"] = parse_bytes("STRATA_ARENA_BYTES", value)
     if value := environ.get("STRATA_KEEP_BYTES"):
         found["keep_bytes"] = parse_bytes("STRATA_KEEP_BYTES", value)
-    if value := environ.get("STRATA_HUGE_PAGES"):
-        found["huge_pages"] = _choice("STRATA_HUGE_PAGES", value, ("on", "off")) == "on"
+    for name in ("arena", "huge_pages", "populate"):
+        variable = f"STRATA_{name.upper()}"
+        if value := environ.get(variable):
+            found[name] = _choice(variable, value, ("on", "off")) == "on"
     if value := environ.get("STRATA_CHECK_RAGGED"):
         found["check_ragged"] = _choice("STRATA_CHECK_RAGGED", value, ("0", "1")) == "1"
+    if value := environ.get("STRATA_SPIN_US"):
+        if not value.isdecimal() or int(value) > 1_000_000:
+            raise _refuse("STRATA_SPIN_US", value, "a whole number from 0 to 1000000")
+        found["spin_us"] = float(value)
     if value := environ.get("STRATA_STRICT"):
         found["strict"] = _choice("STRATA_STRICT", value, ("0", "1")) == "1"
     return Settings(**found)  # type: ignore[arg-type]

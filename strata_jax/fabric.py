@@ -23,7 +23,7 @@ HOOK_NAME = "strata_jax"
 _TIMEOUT_S = 40.0
 _ACROSS_TIMEOUT_S = 1800.0
 # Microseconds that a rank looks again and again before its thread is given back.
-_SPIN_US = 100.0
+_SPIN_US = 200.0
 
 _compile_counters = rewrite.Counters()
 _lock = threading.Lock()  # guards all below
@@ -45,7 +45,8 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
 
     In a job of several processes call `jax.distributed.initialize()` first, and call this in every
     process: it waits for all. The processes of one host then share their arrays' memory, and groups
-    of devices on one host are on the fabric; groups over several hosts stay native.
+    of devices on one host are on the fabric. Groups over several hosts stay native, but for large
+    all-reduces, which run on the fabric inside each host and natively between hosts.
 
     Args:
         strict: raise when a program is compiled with a collective that has to stay native, instead
@@ -95,6 +96,7 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
         # Before anything that cannot be undone: this is what an unknown jaxlib makes fail.
         _enter(settings, across_s, strict)
         _hook = rewrite.make_callback(strict=strict, hosts=_place.hosts, counters=_compile_counters)
+        rules.use_hosts(_place.hosts)
         _install_once()
         _watch_interrupts()
         mark.switch_on(strict=strict)
@@ -127,7 +129,9 @@ def _enter_place(
         reserve_bytes=place.arena_bytes if shared else settings.arena_bytes,
         keep_bytes=settings.keep_bytes,
         huge_pages=settings.huge_pages,
-        shared=shared,
+        populate=settings.populate,
+        serve=settings.arena,
+        num_processes=len(place.members),
         address=place.arena_address if shared else 0,
         library=_compat.ALLOCATOR_LIBRARY,
     )
@@ -140,7 +144,10 @@ def _enter_place(
             _core.arena_uninstall()
             raise
         coordinator = _compat.coordinator_process_index()
-        _core.start_fabric(place.members.index(coordinator) if coordinator in place.members else -1)
+        _core.start_fabric(
+            coordinator=place.members.index(coordinator) if coordinator in place.members else -1,
+            map_pages=settings.populate,
+        )
     _place = place
 
 
@@ -160,6 +167,8 @@ def _check_rejoined(place: joining.Place) -> None:
 
 def _spin_us(place: joining.Place, settings: _env.Settings) -> float:
     """Returns how long a rank may look for others again and again: not without spare cores."""
+    if settings.spin_us is not None:
+        return settings.spin_us
     return _SPIN_US if len(place.members) <= place.records[place.members[0]]["cores"] else 0.0
 
 

@@ -421,7 +421,9 @@ def join(listener: socket.socket, place: Place, timeout_s: float, spin_us: float
     deadline = time.monotonic() + timeout_s
     own = place.own
     memory = _core.shared_memory(
-        staging_address=place.arena_address + place.arena_bytes, staging_bytes=place.arena_bytes
+        staging_address=place.arena_address + place.arena_bytes,
+        staging_bytes=place.arena_bytes,
+        num_processes=len(place.members),
     )
     number = secrets.randbits(63)
     _core.show_number(number)

@@ -30,6 +30,7 @@ add_library(strata_core STATIC
   ${core}/kernels.cc
   ${core}/lanes.cc
   ${core}/operation.cc
+  ${core}/page_mapper.cc
   ${core}/process_meeting.cc
   ${core}/ragged_all_to_all.cc
   ${core}/reduce_scatter.cc

@@ -16,6 +16,7 @@
 #include "core/alloc_hook.h"
 #include "core/control.h"
 #include "core/fabric.h"
+#include "core/page_mapper.h"
 #include "platform/memory.h"
 #include "platform/shared.h"
 
@@ -32,6 +33,7 @@ constexpr uint64_t kAddresses[] = {0x1000'0000'0000, 0x2000'0000'0000, 0x3000'00
 // What this process brings, until it has joined.
 struct Joining {
   std::unique_ptr<core::Arena> staging;
+  std::unique_ptr<core::PageMapper> mapper;
   char* block = nullptr;  // in the staging arena: where others show that they reach it
 };
 Joining& TheJoining() {
@@ -54,12 +56,14 @@ std::vector<uint64_t> FreeAddresses(size_t num_bytes) {
 // (descriptor, address, bytes) of the arena and of the staging arena, which is made at the first
 // call.
 std::vector<std::tuple<int, uint64_t, uint64_t>> SharedMemory(uint64_t staging_address,
-                                                              int64_t num_bytes) {
+                                                              int64_t num_bytes,
+                                                              int num_processes) {
   Joining& joining = TheJoining();
   if (joining.staging == nullptr) {
     core::ArenaOptions options;
     options.reserve_bytes = num_bytes;
     options.shared = true;
+    options.num_processes = num_processes;
     options.address = staging_address;
     const std::string error = core::Arena::Create(options, &joining.staging);
     if (!error.empty()) throw std::runtime_error(error);
@@ -124,6 +128,7 @@ void Join(int slot, int control_fd, uint64_t control_address, const std::vector<
   auto fabric = std::make_unique<core::Fabric>(
       control, slot, std::move(processes), core::AllocatorArena(), std::move(TheJoining().staging));
   fabric->SetSpin(spin_us);
+  TheJoining().mapper = std::make_unique<core::PageMapper>(control, fabric.get());
   core::SetTheFabric(std::move(fabric));
 }
 
@@ -156,6 +161,7 @@ void BindJoining(nb::module_& m) {
   m.def("address_space_left", platform::AddressSpaceLeftBytes, "Bytes that `ulimit -v` leaves.");
   m.def("physical_memory", platform::PhysicalMemoryBytes, "Bytes of the machine.");
   m.def("shared_memory", SharedMemory, nb::arg("staging_address"), nb::arg("staging_bytes"),
+        nb::arg("num_processes"),
         "Descriptor, address and bytes of this process's arena and of its staging memory.");
   m.def("control_bytes", ControlBytes, nb::arg("num_processes"), "Bytes of a control segment.");
   m.def("make_control", MakeControl, nb::arg("num_processes"), "A new one's descriptor.");
@@ -166,10 +172,18 @@ void BindJoining(nb::module_& m) {
         "Reads another's number, and leaves it one.");
   m.def("echo_of", EchoOf, nb::arg("slot"), "The number that another left here.");
   m.def(
-      "start_fabric", [](int coordinator) { core::TheFabric()->Start(coordinator); },
-      nb::arg("coordinator"),
+      "start_fabric",
+      [](int coordinator, bool map_pages) {
+        core::TheFabric()->Start(coordinator);
+        if (map_pages) TheJoining().mapper->Start();
+      },
+      nb::arg("coordinator"), nb::arg("map_pages"),
       "Starts its threads, once; coordinator: slot of the process without which JAX ends this "
       "one.");
+  m.def(
+      "mapped_bytes",
+      [] { return TheJoining().mapper == nullptr ? 0 : TheJoining().mapper->mapped_bytes(); },
+      "Bytes of other processes' arenas that were mapped ahead of their use.");
   m.def("has_joined", [] { return core::TheFabric() != nullptr; }, "Whether join() was called.");
   m.def(
       "other_processes",

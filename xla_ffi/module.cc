@@ -58,15 +58,17 @@ void Configure(double warn_s, double fail_s, double fail_across_s, int num_worke
   core::Watchdog::Start(warn_s, fail_s, fail_across_s);
 }
 
-Report ArenaInstall(int64_t reserve_bytes, int64_t keep_bytes, bool huge_pages, bool shared,
-                    uint64_t address, const std::string& library) {
+Report ArenaInstall(int64_t reserve_bytes, int64_t keep_bytes, bool huge_pages, bool populate,
+                    bool serve, int num_processes, uint64_t address, const std::string& library) {
   core::ArenaOptions options;
   options.address = address;
   options.reserve_bytes = reserve_bytes;
   options.keep_bytes = keep_bytes;
   options.huge_pages = huge_pages;
-  options.shared = shared;
-  const core::InstallResult result = core::InstallAllocator(options, library);
+  options.populate = populate;
+  options.num_processes = num_processes;
+  options.shared = num_processes > 1;
+  const core::InstallResult result = core::InstallAllocator(options, library, serve);
   if (!result.error.empty()) throw std::runtime_error(result.error);
   nb::dict slots;
   slots["posix_memalign"] = result.num_posix_memalign_slots;
@@ -153,8 +155,9 @@ NB_MODULE(_core, m) {
         "Sets deadlines, workers, kernels and checks.");
   m.def("isa", [] { return core::Kernels().name; }, "Instruction set of the kernels in use.");
   m.def("arena_install", ArenaInstall, nb::kw_only(), nb::arg("reserve_bytes"),
-        nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("shared"), nb::arg("address"),
-        nb::arg("library"), "Redirects the allocator of a loaded library to the arena.");
+        nb::arg("keep_bytes"), nb::arg("huge_pages"), nb::arg("populate"), nb::arg("serve"),
+        nb::arg("num_processes"), nb::arg("address"), nb::arg("library"),
+        "Redirects the allocator of a loaded library to the arena.");
   m.def("arena_uninstall", ArenaUninstall, "New arrays come from where they came from before.");
   m.def("arena_verify", core::VerifyAllocator, "Redirects slots that were written since.");
   m.def("arena_trim", ArenaTrim, "Gives all kept pages back; returns how many bytes.");

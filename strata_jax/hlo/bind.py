@@ -9,7 +9,7 @@ from typing import Any
 
 from strata_jax.hlo import attributes, schema
 from strata_jax.hlo.blocks import Block
-from strata_jax.hlo.find import Call
+from strata_jax.hlo.find import PROCESS_SHIFT, Call
 from strata_jax.hlo.graph import Graph
 from strata_jax.hlo.operations import ALL_REDUCE, RAGGED_ALL_TO_ALL, Operation
 
@@ -33,6 +33,12 @@ _CALL_FIELDS = (
     "source_target_pairs",
     "use_global_device_ids",
 )
+
+
+# Operand bytes from which the thread that calls a program must not wait for other processes; what
+# it costs to go through another thread, some 30 us, is a tenth of the operation then.
+_LARGE_BYTES = 2 << 20
+_FLOPS = 1024
 
 
 def clear_call(instruction: Any) -> None:
@@ -103,6 +109,39 @@ def _block_values(blocks: Sequence[Block]) -> dict[str, attributes.Value]:
     }
 
 
+def _crosses_processes(call: Call, devices: Sequence[int]) -> bool:
+    return any(len({devices[i] >> PROCESS_SHIFT for i in group}) > 1 for group in call.groups)
+
+
+def _cost_flops(graph: Graph, partition_id: Any, unused_name: Callable[[str], str]) -> Any:
+    """Return an array of the partition id that XLA takes for work.
+
+    With one device in a process, XLA runs a program of less than 1,000 flops on the thread that
+    calls it, and a custom call counts for none (xla/pjrt/cpu/cpu_client.cc): the caller would wait
+    for the other processes. A native all-reduce counts, so the caller does not.
+    """
+    shape = schema.ShapeProto(
+        element_type=schema.U32, dimensions=[_FLOPS], layout={"minor_to_major": [0]}
+    )
+    wide = schema.HloInstructionProto(
+        name=unused_name("strata-partition-ids"),
+        opcode="broadcast",
+        id=partition_id.id + 1,  # the highest so far
+        shape=shape,
+        operand_ids=[partition_id.id],
+    )
+    graph.proto.instructions.insert(1, wide)
+    flops = schema.HloInstructionProto(
+        name=unused_name("strata-flops"),
+        opcode="or",
+        id=partition_id.id + 2,
+        shape=shape,
+        operand_ids=[wide.id, wide.id],
+    )
+    graph.proto.instructions.insert(2, flops)
+    return flops
+
+
 def bind(
     module_name: str,
     calls: Sequence[Call],
@@ -121,6 +160,7 @@ def bind(
     """
     identity = fingerprint(calls)
     partition_ids: dict[int, Any] = {}
+    has_flops = False
     for index, (call, finish) in enumerate(zip(calls, finishes, strict=True)):
         graph, instruction = call.graph, call.instruction
         computation = graph.proto
@@ -154,7 +194,15 @@ def bind(
                 **_block_values(call.blocks),
             },
         )
-        instruction.operand_ids.append(partition_ids[computation.id].id)
+        partition_id = partition_ids[computation.id]
+        if (
+            not has_flops
+            and sum(map(schema.array_bytes, call.operand_shapes)) >= _LARGE_BYTES
+            and _crosses_processes(call, devices)
+        ):
+            partition_id = _cost_flops(graph, partition_id, unused_name)
+            has_flops = True
+        instruction.operand_ids.append(partition_id.id)
         if call.operation is RAGGED_ALL_TO_ALL:
             # XLA counts on the result taking the memory of `output`: it has copied that where it is
             # used again. As a custom call the operation has to say so.

@@ -17,6 +17,8 @@ class Tally:
         modules: modules changed.
         lowered: calls written by the lowering that were given their identity.
         native: native collectives that became calls.
+        split: native collectives over several hosts that became calls inside each, around a native
+            one between them.
         absorbed: buffers of calls without the copies and conversions that XLA had put around.
         calls: calls that are left after small ones were merged.
         failed: calls turned into an error.
@@ -28,6 +30,7 @@ class Tally:
     modules: int = 0
     lowered: int = 0
     native: int = 0
+    split: int = 0
     absorbed: int = 0
     calls: int = 0
     failed: int = 0

@@ -43,8 +43,10 @@ MOVED_TYPES: frozenset[int] = ELEMENT_TYPES | {
     schema.PRIMITIVE_TYPES[name][0] for name in ("F4E2M1FN", "F8E8M0FNU")
 }
 
+CROSSES_HOSTS = "crosses hosts"
+
 # CPU device ids are process_index << 11 | local index (xla/pjrt/cpu/cpu_topology.cc).
-_PROCESS_SHIFT = 11
+PROCESS_SHIFT = 11
 
 
 @dataclasses.dataclass(eq=False)
@@ -64,7 +66,8 @@ class Call:
         sources: of collective_permute, see pairs.py.
         is_tuple: an all_to_all whose operand i, and result i, are those of rank i.
         ragged: rows of operand, rows of output, elements of a row, of ragged_all_to_all.
-        problem: why a lowered call cannot run; it then becomes an error at compile time.
+        problem: why it cannot run on the fabric as it is, empty if it can. A lowered call then
+            becomes an error at compile time.
     """
 
     graph: Graph
@@ -149,17 +152,21 @@ def _dtype_problem(call: Call, element_type: int) -> str:
     return ""
 
 
-def crosses_hosts(devices: Iterable[int], hosts: Sequence[int]) -> bool:
-    """Say whether devices, by global id, are on more than one host.
+def host_of(device: int, hosts: Sequence[int]) -> int | None:
+    """Return the number of the host that a device is on, None if it is not one of the job's.
 
     Args:
-        devices: their ids.
+        device: its global id.
         hosts: number of the host of each process of the job, by process index.
     """
-    processes = {device >> _PROCESS_SHIFT for device in devices}
-    if any(process >= len(hosts) for process in processes):  # not of this job
-        return True
-    return len({hosts[process] for process in processes}) > 1
+    process = device >> PROCESS_SHIFT
+    return hosts[process] if process < len(hosts) else None
+
+
+def crosses_hosts(devices: Iterable[int], hosts: Sequence[int]) -> bool:
+    """Say whether devices, by global id, are on more than one host, or on an unknown one."""
+    numbers = {host_of(device, hosts) for device in devices}
+    return None in numbers or len(numbers) > 1
 
 
 def _place_problem(groups: Groups, devices: list[int] | None, hosts: Sequence[int]) -> str:
@@ -169,7 +176,7 @@ def _place_problem(groups: Groups, devices: list[int] | None, hosts: Sequence[in
     if len(set(ids)) != len(ids) or not all(0 <= i < len(devices) for i in ids):
         return "groups"
     if any(crosses_hosts((devices[i] for i in group), hosts) for group in groups):
-        return "crosses hosts"
+        return CROSSES_HOSTS
     return ""
 
 
@@ -184,7 +191,10 @@ class Finder:
         self._groups: GroupCache = {}  # most calls of a module have the same groups
 
     def native(self, graph: Graph, local: int, operation: Operation) -> Call | str:
-        """Return the call that a native collective can become, or why it stays as it is."""
+        """Return the call that a native collective can become, or why it stays as it is.
+
+        One over several hosts is returned too, with that as its problem: its parts may be calls.
+        """
         instruction = graph.nodes[local]
         if instruction.channel_id <= 0 or self._devices is None:
             return "cross-replica"
@@ -205,8 +215,8 @@ class Finder:
         else:
             call.groups = replica_groups(instruction, len(self._devices), self._groups)
         call.is_tuple = operation is ALL_TO_ALL and instruction.shape.element_type == schema.TUPLE
-        axes = native_axes(operation, instruction)
-        return self._problem(call, axes) or call
+        call.problem = self._problem(call, native_axes(operation, instruction))
+        return call if call.problem in ("", CROSSES_HOSTS) else call.problem
 
     def lowered(self, graph: Graph, local: int, operation: Operation) -> Call:
         """Return the call that the lowering wrote, with its problem if it has one."""

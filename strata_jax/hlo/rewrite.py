@@ -22,8 +22,9 @@ from strata_jax.hlo.bind import add_error, bind, make_error
 from strata_jax.hlo.combine import combine
 from strata_jax.hlo.counters import Counters as Counters  # part of this interface
 from strata_jax.hlo.counters import Tally
-from strata_jax.hlo.find import Call, Finder, Left, device_table
+from strata_jax.hlo.find import CROSSES_HOSTS, Call, Finder, Left, device_table
 from strata_jax.hlo.graph import Graph
+from strata_jax.hlo.hosts import Splitter
 from strata_jax.hlo.operations import BY_OPCODE, BY_TARGET, ONLY_OURS
 from strata_jax.hlo.scan import Scan, scan_module
 
@@ -42,6 +43,12 @@ DONATION = "donation"
 LOST_DONATION = "lost donation"
 HOOK_ERROR = "hook error"
 SHARED_COMPUTATION = "shared computation"
+
+# What there is in place of the operations that XLA's CPU compiler has not.
+_INSTEAD = {
+    "collective-broadcast": "psum of the source's array and of zeros elsewhere",
+    "ragged-all-to-all": "all_to_all of slices that are padded to equal sizes",
+}
 
 
 class _Names:
@@ -67,6 +74,7 @@ class _Rewriter:
         self._module = module
         self._scan = scan
         self._finder = Finder(module, scan.computations, hosts)
+        self._splitter = Splitter(module, hosts, names)
         self._names = names
         self._graphs: dict[int, Graph] = {}
         self.tally = Tally()
@@ -94,15 +102,35 @@ class _Rewriter:
                 self.left.append(Left(graph.proto, graph.nodes[local], reason))
 
     def _fail(self, call: Call, problem: str) -> None:
-        make_error(
-            call.instruction,
-            f"{call.operation.opcode} {call.instruction.name} of module {self._module.name} was "
-            f"lowered to run on the fabric, but cannot: {problem}. It has to be one that JAX can "
-            f"express, over devices of one host, in a computation that is called from one "
-            f"place. Compile this program inside `with strata_jax.disabled():`, and report it.",
-            call.operation,
-        )
+        """Turn a call, or a collective that XLA cannot run, into an error at compile time."""
+        what = f"{call.operation.opcode} {call.instruction.name} of module {self._module.name}"
+        if problem == CROSSES_HOSTS and call.operation.opcode in ONLY_OURS:
+            text = (
+                f"{what} is over several hosts, but XLA's CPU compiler has no such operation, and "
+                f"the fabric is inside one host; its groups have to be inside hosts. Use a mesh "
+                f"axis or axis_index_groups of devices of one host, or between hosts "
+                f"{_INSTEAD[call.operation.opcode]}."
+            )
+        else:
+            text = (
+                f"{what} was lowered to run on the fabric, but cannot: {problem}. It has to be one "
+                f"that JAX can express, over devices of one host, in a computation that is called "
+                f"from one place. Compile this program inside `with strata_jax.disabled():`, and "
+                f"report it."
+            )
+        make_error(call.instruction, text, call.operation)
         self.tally.failed += 1
+
+    def _over_hosts(self, call: Call) -> list[Call]:
+        """Return the calls that a native collective over several hosts becomes, if any."""
+        parts = self._splitter.split(call)
+        if parts:
+            self.tally.split += 1
+        elif call.operation.opcode in ONLY_OURS:
+            self._fail(call, call.problem)
+        else:
+            self.left.append(Left(call.graph.proto, call.instruction, call.problem))
+        return parts
 
     def find(self, *, only_ours: bool = False) -> list[Call]:
         """Return the collectives that will be calls, without the conversions around them.
@@ -131,10 +159,13 @@ class _Rewriter:
             found = self._finder.native(graph, local, operation)
             if isinstance(found, str):
                 self.left.append(Left(graph.proto, graph.nodes[local], found))
-                continue
-            self.tally.absorbed += absorb(found, self._module, self._scan.computations)
-            self.tally.native += 1
-            calls.append(found)
+            elif found.problem:
+                calls += self._over_hosts(found)
+            else:
+                self.tally.absorbed += absorb(found, self._module, self._scan.computations)
+                self.tally.native += 1
+                calls.append(found)
+        self._splitter.finish()
         self.tally.lowered = sum(call.lowered for call in calls)
         return calls
 
@@ -166,7 +197,8 @@ class _Rewriter:
                 ordered += here
 
         finishes = [cost.LANE] * len(ordered)
-        if not self.left and not self._scan.blocks:
+        # A native collective blocks, also one between hosts that a split has left.
+        if not self.left and not self.tally.split and not self._scan.blocks:
             graphs = {c: self._graphs[c] for c in counted}
             smallest = min((c.group_size for c in ordered if c.group_size > 1), default=2)
             model = cost.CostModel(

@@ -64,6 +64,7 @@ SCHEMA: dict[str, dict[str, Field]] = {
         "name": _one(1, "string"),
         "opcode": _one(2, "string"),
         "shape": _one(3, "ShapeProto"),
+        "literal": _one(8, "LiteralProto"),
         "parameter_number": _one(9, "int64"),
         "fusion_kind": _one(11, "string"),
         "tuple_index": _one(13, "int64"),
@@ -110,6 +111,7 @@ SCHEMA: dict[str, dict[str, Field]] = {
         "layout": _one(5, "LayoutProto"),
         "is_dynamic_dimension": _many(6, "bool"),
     },
+    "LiteralProto": {"shape": _one(1, "ShapeProto"), "s64s": _many(5, "int64")},
     "LayoutProto": {"minor_to_major": _many(1, "int64")},
     "DotDimensionNumbers": {"lhs_contracting_dimensions": _many(1, "int64")},
     "ConvolutionDimensionNumbers": {"kernel_output_feature_dimension": _one(4, "int64")},
@@ -221,6 +223,7 @@ PRIMITIVE_TYPES: dict[str, tuple[int, int]] = {
     "C128": (18, 128),
 }
 TUPLE = 13
+S64 = PRIMITIVE_TYPES["S64"][0]
 U32 = PRIMITIVE_TYPES["U32"][0]
 TYPE_NAMES: dict[int, str] = {number: name for name, (number, _) in PRIMITIVE_TYPES.items()}
 TYPE_BITS: dict[int, int] = dict(PRIMITIVE_TYPES.values())

@@ -11,7 +11,7 @@ XLA:CPU, before the hook:
 
 In fully manual regions (`shard_map` over all axes, `pmap`) these are lowered to the custom call;
 the hook binds it later. All others stay native until the hook, so that XLA's own passes can work on
-them.
+them. So do those over several hosts, which XLA runs; the ones that it cannot run fail in the hook.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from strata_jax import _compat
+from strata_jax.hlo.find import crosses_hosts
 from strata_jax.lowering import mark
 
 KIND_CODES = {"sum": 0, "product": 1, "max": 2, "min": 3, "and": 4, "or": 5, "xor": 6}
@@ -52,6 +53,8 @@ WIDENED_IN_MOVES = WIDENED_IN_SUMS | {
 # Our kernels have no sums of these; XLA widens them.
 NOT_SUMMED = frozenset({"float4_e2m1fn", "float8_e8m0fnu"})
 
+_hosts: tuple[int, ...] = (0,)
+
 # rule(ctx, *operands, **params) of a primitive: its results, or None for JAX's own lowering.
 Rule = Callable[..., Sequence[Any] | None]
 
@@ -74,6 +77,12 @@ def install() -> None:
     )
 
 
+def use_hosts(hosts: Sequence[int]) -> None:
+    """Sets the number of the host of each process of the job, by process index."""
+    global _hosts
+    _hosts = tuple(hosts)
+
+
 def _install(primitive: Any, ours: Rule) -> None:
     def rule(original: _compat.LoweringRule) -> _compat.LoweringRule:
         def lower(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
@@ -87,6 +96,25 @@ def _install(primitive: Any, ours: Rule) -> None:
 
 def _dtype(ctx: Any) -> str:
     return str(ctx.avals_in[0].dtype)
+
+
+def _on_one_host(ctx: Any, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether each group of partitions is on one host, as far as JAX knows by now.
+
+    A mesh without devices (`AbstractMesh`) is taken for one over several hosts, if there are any.
+    """
+    if len(set(_hosts)) == 1:
+        return True
+    devices = _compat.mesh_device_ids(ctx)
+    return devices is not None and not any(
+        crosses_hosts((devices[i] for i in group), _hosts) for group in groups
+    )
+
+
+def _groups(ctx: Any, axis_name: Any, axis_index_groups: Any = None) -> list[list[int]] | None:
+    """The groups of a call; None where the collective is to stay JAX's."""
+    groups = _compat.manual_replica_groups(ctx, axis_name, axis_index_groups)
+    return groups if groups is not None and _on_one_host(ctx, groups) else None
 
 
 def _call(
@@ -116,7 +144,7 @@ def _call(
 def _all_reduce(kind: str, ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
     if _dtype(ctx) not in WIDENED_IN_SUMS:
         return None
-    groups = _compat.manual_replica_groups(ctx, params["axes"], params.get("axis_index_groups"))
+    groups = _groups(ctx, params["axes"], params.get("axis_index_groups"))
     return groups and _call("all_reduce", ctx, operand, groups=groups, kind=kind)
 
 
@@ -124,9 +152,7 @@ def _all_gather(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
     axis = params["all_gather_dimension"] % ctx.avals_out[0].ndim
     if axis == 0 and _dtype(ctx) not in WIDENED_IN_MOVES:
         return None
-    groups = _compat.manual_replica_groups(
-        ctx, params["axis_name"], params.get("axis_index_groups")
-    )
+    groups = _groups(ctx, params["axis_name"], params.get("axis_index_groups"))
     if groups is None:
         return None
     if not params["tiled"]:
@@ -141,9 +167,7 @@ def _reduce_scatter(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | No
     axis = params["scatter_dimension"] % ctx.avals_in[0].ndim
     if _dtype(ctx) in NOT_SUMMED or (axis == 0 and _dtype(ctx) not in WIDENED_IN_MOVES):
         return None
-    groups = _compat.manual_replica_groups(
-        ctx, params["axis_name"], params.get("axis_index_groups")
-    )
+    groups = _groups(ctx, params["axis_name"], params.get("axis_index_groups"))
     if groups is None:
         return None
     (result,) = ctx.avals_out
@@ -157,9 +181,7 @@ def _reduce_scatter(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | No
 
 
 def _all_to_all(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
-    groups = _compat.manual_replica_groups(
-        ctx, params["axis_name"], params.get("axis_index_groups")
-    )
+    groups = _groups(ctx, params["axis_name"], params.get("axis_index_groups"))
     # JAX returns the operand of a group of one, and refuses groups of several sizes.
     if groups is None or {len(group) for group in groups} != {len(groups[0])} or not groups[0][1:]:
         return None
@@ -179,6 +201,8 @@ def _ppermute(ctx: Any, operand: Any, **params: Any) -> Sequence[Any] | None:
     if _compat.manual_replica_groups(ctx, params["axis_name"], None) is None:
         return None
     pairs = _compat.permutation_pairs(ctx, params["axis_name"], params["perm"])
+    if not _on_one_host(ctx, pairs):
+        return None
     return _call("collective_permute", ctx, operand, groups=pairs)
 
 

@@ -19,7 +19,8 @@ def make_parser() -> argparse.ArgumentParser:
     """Build the parser of `strata-jax` with all its subcommands."""
     parser = argparse.ArgumentParser(
         prog="strata-jax",
-        description="Zero-copy collectives for JAX on one host: measure, check and try them.",
+        description="Zero-copy collectives for JAX on one host: try, check and measure them, and "
+        "launch programs of several processes.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="{bench,doctor,demo,launch}")

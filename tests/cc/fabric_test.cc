@@ -193,7 +193,7 @@ TEST_P(Hosts, SumsOfManyRuns) {
   Host host(GetParam().num_processes, GetParam().num_devices, GetParam().spin_us);
   for (int64_t count : {int64_t{0}, int64_t{1}, int64_t{5000}, int64_t{70001}, int64_t{700000}}) {
     for (int where = 0; where < 3; ++where) {
-      const int num_runs = count > 100000 ? 5 : 60;
+      const int num_runs = count > 100000 ? 3 : 30;
       auto collectives = host.Make(kAllReduce, count);
       std::vector<std::thread> threads;
       for (int rank = 0; rank < host.num_ranks(); ++rank) {
@@ -237,7 +237,7 @@ TEST_P(Hosts, Gathers) {
     threads.emplace_back([&, rank] {
       Arena* const arena = &host.arena(host.ProcessOf(rank));
       Array in(arena, count), out(arena, count * host.num_ranks());
-      for (int run = 0; run < 20; ++run) {
+      for (int run = 0; run < 10; ++run) {
         std::fill_n(in.data(), count, static_cast<float>(rank * 100 + run));
         Outcome outcome;
         Arrive(*collectives[host.ProcessOf(rank)], rank, run, in, out, outcome);

@@ -19,6 +19,8 @@ import textwrap
 import time
 from collections.abc import Mapping, Sequence
 
+from strata_jax.tools import host
+
 # Put in front of the code of a job that uses JAX. `say` is for what a test reads.
 PREAMBLE = '''
 import faulthandler, os, signal, sys, threading, time
@@ -68,9 +70,20 @@ def check(y, parts):
 _START = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+{no_service}
 from strata_jax.tools import launch_job, main
 {patch}
 sys.exit(main.main(["launch", *sys.argv[1:]]))
+"""
+
+# Takes the place of what imports JAX into the launcher, for a second.
+_NO_SERVICE = f"""
+from types import ModuleType, SimpleNamespace
+sys.modules["strata_jax"] = ModuleType("strata_jax")
+sys.modules["strata_jax"].__path__ = [{str(host.package_root() / "strata_jax")!r}]
+sys.modules["strata_jax"]._compat = SimpleNamespace(
+    start_coordination_service=lambda *_: SimpleNamespace(shutdown=lambda: None)
+)
 """
 
 # Seconds that the launcher gets beyond the job's deadline.
@@ -112,6 +125,7 @@ class Job:
         num_devices: CPU devices of each.
         timeout_s: the job is ended after that.
         preamble: whether `PREAMBLE` is put in front, which starts JAX.
+        service: whether there is a coordination service; ranks that do not use JAX need none.
         options: further options of the launcher.
         arguments: arguments of the script.
         env: variables to add to the environment.
@@ -127,6 +141,7 @@ class Job:
         num_devices: int = 1,
         timeout_s: float = 60.0,
         preamble: bool = True,
+        service: bool = True,
         options: Sequence[str] = (),
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
@@ -142,15 +157,21 @@ class Job:
             head = PREAMBLE.format(dump_s=max(timeout_s - 3, 1)) if preamble else ""
             script.write_text(head + textwrap.dedent(code))
         self._out, self._err = folder / "out", folder / "err"
-        command = [sys.executable, "-P", "-c", _START.format(patch=patch)]
+        start = _START.format(no_service="" if service else _NO_SERVICE, patch=patch)
+        command = [sys.executable, "-P", "-c", start]
         command += ["-n", str(num_processes), "--devices-per-process", str(num_devices)]
         command += ["--timeout", str(timeout_s), *options, str(script), *arguments]
         self._started = time.monotonic()
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        (folder / "in").write_text("not for the ranks")
+        with (
+            (folder / "in").open("rb") as standard_input,
+            self._out.open("wb") as out,
+            self._err.open("wb") as err,
+        ):
             self.launcher = subprocess.Popen(
                 command,
                 env={**os.environ, **(env or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=standard_input,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -220,7 +241,7 @@ class Job:
 
 
 def run(code: str = "", *, status: int = 0, **arguments: object) -> Result:
-    """Runs a job to its end; see `Job`. Raises AssertionError with all output if it ends badly."""
+    """Runs a job to its end; see `Job`. Raises AssertionError, with all output, if it fails."""
     with Job(code, **arguments) as job:  # type: ignore[arg-type]
         return job.wait(status)
 

@@ -34,11 +34,11 @@ def expect(y, parts):
         return
     check(y, [np.asarray(part)[None] for part in parts])
 
-SHAPES = [(0,), (1,), (7, 3), (33, 8, 5), (300_001,)]
+SHAPES = [(0,), (1,), (33, 8, 5), (300_001,)]
 for groups in GROUPS:
     m = len(groups[0]) if groups else n
     for shape in SHAPES:
-        for dtype in ("float32", "int32") if shape[0] < 1000 else ("float32", "bfloat16", "uint8"):
+        for dtype in ["float32"] if shape[0] < 1000 else ["bfloat16", "uint8"]:
             x = numbers(shape, dtype)
             for kind, op in (("sum", strata_jax.psum), ("max", strata_jax.pmax)):
                 if kind == "max" and groups:
@@ -48,7 +48,7 @@ for groups in GROUPS:
                        reference.all_reduce(kind, x, groups))
             expect(run(lambda v: strata_jax.all_gather(v, "x", axis_index_groups=groups), x),
                    reference.all_gather(x, groups=groups))
-    for shape in ((1, 1), (3, 2), (5, 3001), (2, 200_003)):
+    for shape in ((1, 1), (5, 3001), (2, 200_003)):
         x = numbers((m * shape[0], shape[1]), "float32")
         expect(run(lambda v: strata_jax.psum_scatter(v, "x", tiled=True,
                                                      axis_index_groups=groups), x),

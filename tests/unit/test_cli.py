@@ -33,7 +33,7 @@ class CommandLineTest(parameterized.TestCase):
     def test_help_names_the_commands_and_operations(self):
         status, out, _ = run("--help")
         self.assertEqual(status, 0)
-        for command in ("bench", "doctor", "demo"):
+        for command in ("bench", "doctor", "demo", "launch"):
             self.assertIn(command, out)
         _, out, _ = run("bench", "--help")
         for operation in ("psum", "pmean", "pmax", "pmin", "add_one", "psum_matmul", "gradients"):

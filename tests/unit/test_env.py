@@ -15,7 +15,7 @@ class SettingsTest(parameterized.TestCase):
     def test_defaults(self):
         settings = _env.read_settings({"PATH": "/bin", "JAX_PLATFORMS": "cpu"})
         self.assertEqual(settings, _env.Settings())
-        self.assertEqual((settings.warn_s, settings.timeout_s), (20.0, 40.0))
+        self.assertEqual((settings.warn_s, settings.timeout_s), (20.0, None))
         self.assertFalse(settings.strict)
 
     @parameterized.parameters(
@@ -31,6 +31,10 @@ class SettingsTest(parameterized.TestCase):
         ("STRATA_KEEP_BYTES", "2G", "keep_bytes", 2 << 30),
         ("STRATA_KEEP_BYTES", "0", "keep_bytes", 0),
         ("STRATA_KEEP_BYTES", " 8K ", "keep_bytes", 8192),
+        ("STRATA_ARENA", "off", "arena", False),
+        ("STRATA_POPULATE", "OFF", "populate", False),
+        ("STRATA_SPIN_US", "0", "spin_us", 0.0),
+        ("STRATA_SPIN_US", "150", "spin_us", 150.0),
         ("STRATA_HUGE_PAGES", "off", "huge_pages", False),
         ("STRATA_HUGE_PAGES", "on", "huge_pages", True),
         ("STRATA_STRICT", "1", "strict", True),
@@ -57,6 +61,11 @@ class SettingsTest(parameterized.TestCase):
         ("STRATA_ARENA_BYTES", "200T", "less than 128T"),
         ("STRATA_KEEP_BYTES", "99999999999999999999G", "less than 128T"),
         ("STRATA_HUGE_PAGES", "yes", "on, off"),
+        ("STRATA_ARENA", "0", "on, off"),
+        ("STRATA_POPULATE", "1", "on, off"),
+        ("STRATA_SPIN_US", "-1", "from 0 to 1000000"),
+        ("STRATA_SPIN_US", "1.5", "from 0 to 1000000"),
+        ("STRATA_SPIN_US", "1000001", "from 0 to 1000000"),
         ("STRATA_STRICT", "true", "0, 1"),
     )
     def test_bad_values(self, name, value, allowed):

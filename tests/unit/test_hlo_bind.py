@@ -87,6 +87,32 @@ class IdentityTest(parameterized.TestCase):
         self.assertEqual(programs.attributes_of(call)["module"], strange)
 
 
+class LargeTest(parameterized.TestCase):
+    """XLA must not run a large program of one device a process on the thread that calls it."""
+
+    def _rewritten(self, num_elements: int, processes: int) -> list[str]:
+        data = programs.capture(programs.ALL["psum"][0], programs.ones(8, num_elements))
+        module = programs.parse(data)
+        for i, column in enumerate(module.device_assignment.computation_devices):
+            column.replica_device_ids[:] = [(i * processes // 8) << 11 | i]
+        rewritten, _ = programs.rewritten(module.SerializeToString(), hosts=(0,) * processes)
+        (call,) = programs.calls(rewritten)
+        nodes = {i.id: i for i in programs.instructions(rewritten)}
+        partition = nodes[call.operand_ids[-1]]
+        names = [partition.opcode]
+        while partition.operand_ids:
+            partition = nodes[partition.operand_ids[0]]
+            names.append(partition.opcode)
+        return names
+
+    def test_has_flops_between_processes(self) -> None:
+        self.assertEqual(self._rewritten(1 << 19, 2), ["or", "broadcast", "partition-id"])
+
+    @parameterized.parameters((1 << 18, 2), (1 << 19, 1))
+    def test_has_none_otherwise(self, num_elements: int, processes: int) -> None:
+        self.assertEqual(self._rewritten(num_elements, processes), ["partition-id"])
+
+
 class LoweredTest(parameterized.TestCase):
     """Calls that our lowering wrote."""
 

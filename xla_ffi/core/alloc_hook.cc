@@ -180,13 +180,14 @@ std::string EnsureArena(const ArenaOptions& options) {
            ", and arrays may live in it. Keep the kind that the first installation chose, or start"
            " a new process.";
   }
-  existing->SetKeepBytes(options.keep_bytes);
+  existing->SetKeepBytes(options.keep_bytes, options.num_processes);
   return "";
 }
 
 }  // namespace
 
-InstallResult InstallAllocator(const ArenaOptions& options, const std::string& library) {
+InstallResult InstallAllocator(const ArenaOptions& options, const std::string& library,
+                               bool serve) {
   Hook& hook = TheHook();
   std::lock_guard<std::mutex> lock(hook.mutex);
   InstallResult result;
@@ -210,6 +211,10 @@ InstallResult InstallAllocator(const ArenaOptions& options, const std::string& l
   }
   result.error = EnsureArena(options);
   if (!result.error.empty()) return result;
+  const Arena& made = *arena.load(std::memory_order_relaxed);  // stored only under the mutex
+  result.reserved_bytes = made.Stats().reserved_bytes;
+  result.backing = made.shared() ? "memfd" : "anonymous";
+  if (!serve) return result;
 
   const bool known =
       std::any_of(hook.libraries.begin(), hook.libraries.end(),
@@ -236,9 +241,6 @@ InstallResult InstallAllocator(const ArenaOptions& options, const std::string& l
     if (!result.error.empty()) return result;
   }
   Verify(hook);
-  const Arena& made = *arena.load(std::memory_order_relaxed);
-  result.reserved_bytes = made.Stats().reserved_bytes;
-  result.backing = made.shared() ? "memfd" : "anonymous";
   return result;
 }
 

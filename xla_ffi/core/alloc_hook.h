@@ -26,7 +26,10 @@ struct InstallResult {
 // follows `options`; after UninstallAllocator it redirects again. The address range and the kind of
 // backing stay those of the first call; asking for another kind is an error. The library must stay
 // loaded.
-InstallResult InstallAllocator(const ArenaOptions& options, const std::string& library);
+//
+// `serve` false makes the arena, for copies of arrays, and leaves the library as it is.
+InstallResult InstallAllocator(const ArenaOptions& options, const std::string& library,
+                               bool serve = true);
 
 // New arrays come from where they came from before. Those in the arena stay valid and may be freed
 // at any later time. Returns an error text or an empty one.

@@ -48,7 +48,8 @@ std::string Arena::Create(const ArenaOptions& options, std::unique_ptr<Arena>* a
   arena->reset(new Arena(std::move(region), options.shared));
   (*arena)->huge_pages_ =
       (*arena)->region_->AdviseHugePages(options.huge_pages) && options.huge_pages;
-  (*arena)->SetKeepBytes(options.keep_bytes);
+  (*arena)->population_works_ = options.populate;
+  (*arena)->SetKeepBytes(options.keep_bytes, options.num_processes);
   return "";
 }
 

@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,9 +36,12 @@ struct ArenaOptions {
   // of what `ulimit -v` leaves. Costs no memory. Less is taken where the system refuses.
   int64_t reserve_bytes = -1;
   // Free pages to keep for the next arrays; negative: a quarter of what this process may use
-  // (physical memory, or the limit of its cgroup).
+  // (physical memory, or the limit of its cgroup), divided by the number of processes that share
+  // it.
   int64_t keep_bytes = -1;
+  int num_processes = 1;
   bool huge_pages = true;
+  bool populate = true;  // get pages ahead of their use
   bool shared = false;   // a file in memory that other processes can map, instead of private memory
   uint64_t address = 0;  // where it is to be, the same in all processes that map it; 0: anywhere
 };
@@ -114,7 +118,12 @@ class Arena {
   // To be called now and then with a monotonic clock: trims after 60 s without an allocation.
   size_t Tick(double now_s);
 
-  void SetKeepBytes(int64_t keep_bytes);  // as in ArenaOptions
+  void SetKeepBytes(int64_t keep_bytes, int num_processes = 1);  // as in ArenaOptions
+
+  // From now on `pieces` has, for each piece of 2 MiB, a number other than before whenever it gets
+  // pages, and 0 while it has none; `changed` is called, with the lock held, when some got them.
+  // Both must live as long as this.
+  void ShowPieces(std::atomic<uint8_t>* pieces, std::function<void()> changed);
 
   // Makes this the arena that fork() in this process takes care of. A forked child reads what is in
   // it, can never write its parent's, may free, and gets new memory elsewhere.
@@ -148,6 +157,7 @@ class Arena {
   struct Piece {
     uint32_t used_bytes = 0;
     bool resident = false;  // handed out or populated, and not discarded since
+    uint8_t epoch = 0;      // how often it became that
   };
   class Lock;
 
@@ -166,6 +176,7 @@ class Arena {
   size_t ResidentLimit() const;
   void EnforceLimits();
   size_t DiscardDownTo(size_t kept_bytes);
+  void SetResident(size_t index, bool resident);
   void WantPopulation();
   size_t NextPieceToPopulate() const;
   void PopulateLoop();
@@ -186,6 +197,8 @@ class Arena {
   BlockMap blocks_;
   FreeSet free_;
   std::vector<Piece> pieces_;
+  std::atomic<uint8_t>* shown_pieces_ = nullptr;
+  std::function<void()> pieces_changed_;
   size_t top_piece_ = 0;  // no piece from here on is resident
   size_t keep_limit_ = 0;
   size_t committed_ = 0;  // offset up to which the range can be accessed

@@ -49,6 +49,26 @@ std::once_flag fork_handlers_once;
 
 }  // namespace
 
+void Arena::SetResident(size_t index, bool resident) {
+  Piece& piece = pieces_[index];
+  piece.resident = resident;
+  if (resident) piece.epoch = static_cast<uint8_t>(piece.epoch == UINT8_MAX ? 1 : piece.epoch + 1);
+  if (shown_pieces_ != nullptr) {
+    // Release pairs with the load in PageMapper: who sees the number finds pages, or makes them.
+    shown_pieces_[index].store(resident ? piece.epoch : 0, std::memory_order_release);
+  }
+}
+
+void Arena::ShowPieces(std::atomic<uint8_t>* pieces, std::function<void()> changed) {
+  Lock lock(*this);
+  shown_pieces_ = pieces;
+  pieces_changed_ = std::move(changed);
+  for (size_t index = 0; index < top_piece_; ++index) {
+    if (pieces_[index].resident) pieces[index].store(pieces_[index].epoch);
+  }
+  pieces_changed_();
+}
+
 bool Arena::AddUse(size_t offset, size_t num_bytes) {
   bool all_resident = true;
   for (size_t at = offset, end = offset + num_bytes; at < end;) {
@@ -57,7 +77,7 @@ bool Arena::AddUse(size_t offset, size_t num_bytes) {
     Piece& piece = pieces_[index];
     if (!piece.resident) {
       all_resident = false;
-      piece.resident = true;
+      SetResident(index, true);
       kept_ += kPieceBytes;
     }
     piece.used_bytes += static_cast<uint32_t>(share);
@@ -65,6 +85,7 @@ bool Arena::AddUse(size_t offset, size_t num_bytes) {
     at += share;
   }
   top_piece_ = std::max(top_piece_, (offset + num_bytes - 1) / kPieceBytes + 1);
+  if (!all_resident && pieces_changed_) pieces_changed_();
   return all_resident;
 }
 
@@ -107,7 +128,7 @@ size_t Arena::DiscardDownTo(size_t kept_bytes) {
       }
       // Refused for memory that is locked (mlockall); such pages stay kept.
       if (region_->Discard(first * kPieceBytes, run).empty()) {
-        for (size_t index = first; index < end; ++index) pieces_[index].resident = false;
+        for (size_t index = first; index < end; ++index) SetResident(index, false);
         kept_ -= run;
         discarded += run;
       }
@@ -140,9 +161,10 @@ size_t Arena::Tick(double now_s) {
   return Trim();
 }
 
-void Arena::SetKeepBytes(int64_t keep_bytes) {
-  const size_t limit =
-      keep_bytes < 0 ? platform::MemoryLimitBytes() / 4 : static_cast<size_t>(keep_bytes);
+void Arena::SetKeepBytes(int64_t keep_bytes, int num_processes) {
+  const size_t limit = keep_bytes < 0
+                           ? platform::MemoryLimitBytes() / 4 / static_cast<size_t>(num_processes)
+                           : static_cast<size_t>(keep_bytes);
   Lock lock(*this);
   keep_limit_ = limit;
   EnforceLimits();
@@ -206,7 +228,8 @@ void Arena::PopulateLoop() {
     }
     // Also after a failure: some of its pages may be there. Not if it was handed out meanwhile.
     if (!pieces_[index].resident) {
-      pieces_[index].resident = true;
+      SetResident(index, true);
+      if (pieces_changed_) pieces_changed_();
       kept_ += kPieceBytes - pieces_[index].used_bytes;
       top_piece_ = std::max(top_piece_, index + 1);
     }

@@ -306,14 +306,14 @@ void Collective::Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run
   use->meeting = std::make_shared<ProcessMeeting>(
       *fabric_, spec_, group.processes, group.sources, key == 0 ? 1 : key, use->in_parts,
       use->out_parts, use->in, use->out,
-      [this, &group, use, rank](std::shared_ptr<const Failure> failure, bool own_thread) {
-        End(group, use, std::move(failure), own_thread ? rank : -1);
+      [this, &group, use, rank](auto failure, ProcessMeeting::Caller caller) {
+        End(group, use, std::move(failure), rank, caller);
       });
 }
 
 // A meeting across processes has ended.
 void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<const Failure> failure,
-                     int own_rank) {
+                     int last_rank, ProcessMeeting::Caller caller) {
   {
     std::lock_guard<std::mutex> lock(group.mu);
     group.uses.erase(std::find(group.uses.begin(), group.uses.end(), use));
@@ -323,11 +323,17 @@ void Collective::End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<con
     Fail(*use, group, std::move(failure));
     return;
   }
-  if (own_rank >= 0) {
-    CompleteAll(std::move(use), group, own_rank, false);
+  if (caller == ProcessMeeting::Caller::kRank) {
+    CompleteAll(std::move(use), group, last_rank, false);
     return;
   }
-  // On the engine's thread, or a helper's, which have other work to do than a program's rest.
+  // The engine has other work to do than a program's rest; a short one of a single rank costs it
+  // less than waking that rank's lane. Others may hold locks.
+  if (caller == ProcessMeeting::Caller::kEngine && spec_.finish == Finish::kInline &&
+      use->completions.size() == 1) {
+    use->completions[0].Run(nullptr);
+    return;
+  }
   for (size_t r = 0; r < use->completions.size(); ++r) {
     group.lanes[r]->Push(std::move(use->completions[r]), nullptr);
   }

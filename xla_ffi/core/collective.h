@@ -72,7 +72,7 @@ class Collective {
   void Work(Group& group, std::shared_ptr<Use> use, int rank, const ThreadPool& pool);
   void Meet(Group& group, const std::shared_ptr<Use>& use, int64_t run_id, int rank);
   void End(Group& group, std::shared_ptr<Use> use, std::shared_ptr<const Failure> failure,
-           int own_rank);
+           int last_rank, ProcessMeeting::Caller caller);
   void CompleteAll(std::shared_ptr<Use> use, Group& group, int own_rank, bool reusable) const;
   void Fail(Use& use, const Group& group, std::shared_ptr<const Failure> failure);
   void Count(const Use& use, int num_ranks) const;

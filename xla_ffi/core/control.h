@@ -66,6 +66,7 @@ struct alignas(64) Record {
 struct Board {
   alignas(64) std::atomic<uint32_t> bell;  // counts the times that somebody rang
   std::atomic<uint32_t> sleeping;          // its engine sleeps, or is about to
+  std::atomic<uint32_t> num_watched;       // meetings that it would look at
   alignas(64) std::atomic<uint32_t> page_bell;
   std::atomic<uint32_t> page_sleeping;
   alignas(64) std::atomic<uint32_t> exiting;  // it ends in good order

@@ -204,7 +204,9 @@ void Fabric::Ring(uint64_t mask) const {
   for (int slot = 0; slot < num_processes(); ++slot) {
     if ((mask & Bit(slot)) == 0) continue;
     Board& board = control_->board(slot);
-    // Sequentially consistent, as in Engine(): it sees the bell, or we see it sleep.
+    // Sequentially consistent, as in Watch() and Engine(): a meeting that is watched from now on is
+    // looked at once more by who gives it away; and the engine sees the bell, or we see it sleep.
+    if (slot != slot_ && board.num_watched.load(std::memory_order_seq_cst) == 0) continue;
     board.bell.fetch_add(1, std::memory_order_seq_cst);
     if (board.sleeping.load(std::memory_order_seq_cst) != 0) platform::WakeOne(board.bell);
   }
@@ -213,6 +215,7 @@ void Fabric::Ring(uint64_t mask) const {
 void Fabric::Watch(std::shared_ptr<ProcessMeeting> meeting) {
   std::lock_guard<std::mutex> lock(mu_);
   watched_.push_back(std::move(meeting));
+  board(slot_).num_watched.store(static_cast<uint32_t>(watched_.size()), std::memory_order_seq_cst);
 }
 
 void Fabric::Retire(std::shared_ptr<ProcessMeeting> meeting) {
@@ -255,7 +258,8 @@ bool Fabric::Round() {
     meetings.assign(watched_.begin(), watched_.end());
   }
   bool progress = false;
-  for (const auto& meeting : meetings) progress = meeting->Advance(nullptr, false) || progress;
+  for (const auto& meeting : meetings)
+    progress = meeting->Advance(nullptr, ProcessMeeting::Caller::kEngine) || progress;
   std::vector<std::shared_ptr<ProcessMeeting>> over;  // let go outside the lock
   std::lock_guard<std::mutex> lock(mu_);
   for (auto it = watched_.begin(); it != watched_.end();) {
@@ -266,6 +270,7 @@ bool Fabric::Round() {
       ++it;
     }
   }
+  board(slot_).num_watched.store(static_cast<uint32_t>(watched_.size()), std::memory_order_seq_cst);
   return progress;
 }
 

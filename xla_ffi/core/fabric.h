@@ -54,6 +54,7 @@ class Fabric {
   void Start(int coordinator = -1);
 
   int slot() const { return slot_; }
+  const Process& process(int slot) const { return processes_[slot]; }
   int num_processes() const { return static_cast<int>(processes_.size()); }
   // The slot of a device's process; -1 where it is on another host.
   int SlotOf(int64_t device) const;

@@ -62,9 +62,9 @@ struct OperationStats {
   std::atomic<int64_t> written_bytes{0};     // stored to results of all ranks
   std::atomic<int64_t> registered_bytes{0};  // of `bytes`: operand and result both in the arena
   std::atomic<int64_t> across{0};            // of `operations`: with ranks in other processes
-  std::atomic<int64_t> mailed{0};            // of `across`: small operands went through a mailbox
-  std::atomic<int64_t> staged_bytes{0};      // of `bytes`: copied to where other processes can read
-  std::atomic<int64_t> failed{0};            // operations that ended with an error
+  std::atomic<int64_t> mailed{0};        // of `across`: with operands that went through a mailbox
+  std::atomic<int64_t> staged_bytes{0};  // of `bytes`: copied to where other processes can read
+  std::atomic<int64_t> failed{0};        // operations that ended with an error
 };
 
 struct Operation {

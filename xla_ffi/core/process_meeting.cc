@@ -11,13 +11,12 @@
 namespace strata::core {
 namespace {
 
-// Operands of a process, all together, up to which they are copied into a mailbox: a process that
-// comes early goes on as soon as it has what it wants.
-constexpr int64_t kMostInlineBytes = 32 << 10;
-
 // Operations up to this many bytes are done by one thread a process: see kAloneBytes of
 // collective.cc.
 constexpr int64_t kAloneBytes = 2 << 20;
+
+// A rank that looks for others lets other threads have its core from then on.
+constexpr std::chrono::microseconds kYieldAfter{20};
 
 constexpr size_t kLine = 64;  // bytes of a cache line: operands in a mailbox begin at one
 
@@ -95,40 +94,45 @@ ProcessMeeting::ProcessMeeting(Fabric& fabric, const CollectiveSpec& spec,
 void ProcessMeeting::Begin(const ThreadPool& pool) {
   using Clock = std::chrono::steady_clock;
   fabric_.Sweep();
-  const auto spin = std::chrono::duration<double, std::micro>(fabric_.spin_us());
+  const std::chrono::duration<double, std::micro> spin(fabric_.spin_us());
   const auto start = Clock::now();
   for (int i = 0;; ++i) {
-    Advance(&pool, true);
+    Advance(&pool, Caller::kRank);
     if (ended()) return;
-    if (i % 16 == 15 && Clock::now() - start >= spin) break;
     if (spin.count() <= 0) break;
     Pause();
+    if (i % 16 != 15) continue;
+    const auto waited = Clock::now() - start;
+    if (waited >= spin) break;
+    // Whom we wait for may want this core.
+    if (waited >= kYieldAfter) std::this_thread::yield();
   }
   fabric_.Watch(shared_from_this());
   // What came between the last look and now may have found nobody to wake.
-  Advance(&pool, true);
+  Advance(&pool, Caller::kRank);
 }
 
 const Record& ProcessMeeting::RecordOf(size_t process) const {
   return fabric_.board(slots_[process]).records[records_[process]];
 }
 
-// Copies what others could not read, and small operands. The lock is held, the record not public.
+// Copies what others could not read. The lock is held, the record not public.
 void ProcessMeeting::Stage(Record& record) {
   const int num_ranks = record.num_ranks;
   size_t total = 0, num_operands = own_in_.size();
-  int64_t num_bytes = 0;
   for (const Part& part : in_parts_) {
     total += RoundUp(static_cast<size_t>(NumBytes(part))) * num_ranks;
-    num_bytes += NumBytes(part) * num_ranks;
   }
-  bool writable = true;
+  bool readable = true, writable = true;
+  for (size_t i = 0; i < num_operands; ++i) {
+    readable =
+        readable && (fabric_.IsShared(own_in_[i]) || in_parts_[i / num_ranks].num_elements == 0);
+  }
   for (size_t i = 0; i < own_out_.size(); ++i) {
     writable =
         writable && (fabric_.IsShared(own_out_[i]) || out_parts_[i / num_ranks].num_elements == 0);
   }
-  const bool small = num_bytes <= kMostInlineBytes && total <= kMailboxBytes;
-  record.pull = small || !writable;
+  record.pull = !writable;
   record.staged = true;
   const size_t num_pointers = own_in_.size() + own_out_.size();
   const void** pointers = record.pointers;
@@ -145,7 +149,7 @@ void ProcessMeeting::Stage(Record& record) {
     record.more = pointers;
     full = pointers == nullptr;
   }
-  if (small && !full) {
+  if (!readable && total <= kMailboxBytes && !full) {
     mailbox_ = fabric_.TakeMailbox();
     char* at = mailbox_ != nullptr ? mailbox_ : allocate(total);
     full = at == nullptr;
@@ -330,10 +334,11 @@ std::shared_ptr<const Failure> ProcessMeeting::GivenUp() const {
   return nullptr;
 }
 
-bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
+bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_) return false;
   bool progress = false;
+  int64_t num_helpers = 0;
   if (record_ < 0 && failure_ == nullptr) {
     if (!Post()) return false;
     progress = true;
@@ -344,12 +349,9 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
     } else {
       if (pull_ || work_.num_units() > 1) fabric_.Ring(Others());
       if (pool != nullptr && work_.moved_bytes() > kAloneBytes) {
-        const int64_t num_helpers = std::min<int64_t>(
+        // Where all share the work, each of the processes comes with a thread.
+        num_helpers = std::min<int64_t>(
             NumThreads() - static_cast<int64_t>(pull_ ? 1 : slots_.size()), work_.num_units() - 1);
-        for (int64_t i = 0; i < num_helpers; ++i) {
-          pool->schedule(pool->pool,
-                         [self = shared_from_this()] { self->Advance(nullptr, false); });
-        }
       }
     }
     progress = true;
@@ -359,6 +361,10 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
     Record& own = fabric_.board(fabric_.slot()).records[record_];
     own.num_workers.store(++num_workers_, std::memory_order_relaxed);
     lock.unlock();
+    for (int64_t i = 0; i < num_helpers; ++i) {  // outside the lock: a full pool runs them at once
+      pool->schedule(pool->pool,
+                     [self = shared_from_this()] { self->Advance(nullptr, Caller::kOther); });
+    }
     const bool last =
         pull_ ? work_.Run(local_counters_, &own.closed) : work_.Run(*counters_, &home.closed);
     lock.lock();
@@ -378,7 +384,7 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, bool own_thread) {
       }
     }
   }
-  return Settle(lock, own_thread) || progress;
+  return Settle(lock, caller) || progress;
 }
 
 bool ProcessMeeting::OthersLeft() const {
@@ -397,7 +403,7 @@ bool ProcessMeeting::OthersLeft() const {
 }
 
 // Ends and leaves the meeting if it is time; releases the lock. True if it ended here.
-bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, bool own_thread) {
+bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, Caller caller) {
   Record& own = fabric_.board(fabric_.slot()).records[record_ < 0 ? 0 : record_];
   const bool pulled = pull_ && worked_;
   const auto leave = [&] {
@@ -429,7 +435,7 @@ bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, bool own_thread)
   if (ends) on_end = std::move(on_end_);
   lock.unlock();
   if (retire) fabric_.Retire(shared_from_this());
-  if (on_end) on_end(std::move(failure), own_thread);
+  if (on_end) on_end(std::move(failure), caller);
   return ends;
 }
 
@@ -466,12 +472,12 @@ bool ProcessMeeting::Fail(std::shared_ptr<const Failure> failure) {
     return false;  // the engine is about to see that it is done
   }
   FailLocked(std::move(failure));
-  Settle(lock, false);
+  Settle(lock, Caller::kOther);
   return true;
 }
 
 bool ProcessMeeting::FailOfDead(std::shared_ptr<const Failure> failure) {
-  Advance(nullptr, false);  // the dead may have posted, or even done, all that is needed
+  Advance(nullptr, Caller::kOther);  // the dead may have posted, or even done, all that is needed
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_) return num_workers_ > 0;
   // Shared work that is not finished never will be: they may have claimed some of it.
@@ -480,7 +486,7 @@ bool ProcessMeeting::FailOfDead(std::shared_ptr<const Failure> failure) {
                                  std::memory_order_acquire) != 0);
   if (failure_ == nullptr && !goes_on) FailLocked(std::move(failure));
   const bool reads = num_workers_ > 0 || (failure_ == nullptr && !worked_);
-  Settle(lock, false);
+  Settle(lock, Caller::kOther);
   return reads;
 }
 
