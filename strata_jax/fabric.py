@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,6 @@ _arena_report: dict[str, Any] = {}
 _hook: Callable[[bytes], bytes | None]  # the compile hook of the latest init()
 _wakeup: tuple[int, int] | None = None  # our end of the signal pipe, the descriptor before it
 _place = joining.ALONE
-_epoch = 0  # calls of init() that looked for other processes
 _unused_calls: dict[str, int] = {}  # calls of our functions before init(), by name
 
 
@@ -106,15 +106,21 @@ def init(*, strict: bool = False, timeout_s: float | None = None) -> None:
 
 def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
     """Puts the arena in front of the allocator, shared with the other processes of this host."""
-    global _arena_report, _place, _epoch
-    listener = None
-    place = joining.ALONE
-    if _compat.distributed_num_processes() > 1:
-        listener = joining.make_listener()
-        place = joining.find_place(
-            listener, _epoch, timeout_s, settings.arena_bytes, f"strict={strict}"
-        )
-        _epoch += 1
+    if _compat.distributed_num_processes() == 1:
+        _enter_place(settings, timeout_s, joining.ALONE, None)
+        return
+    with joining.make_listener() as listener:
+        place = joining.find_place(listener, timeout_s, settings.arena_bytes, f"strict={strict}")
+        _enter_place(settings, timeout_s, place, listener)
+
+
+def _enter_place(
+    settings: _env.Settings,
+    timeout_s: float,
+    place: joining.Place,
+    listener: socket.socket | None,
+) -> None:
+    global _arena_report, _place
     joined = _core.has_joined()
     if joined:
         _check_rejoined(place)
@@ -142,8 +148,6 @@ def _enter(settings: _env.Settings, timeout_s: float, strict: bool) -> None:
             coordinator=place.members.index(coordinator) if coordinator in place.members else -1,
             map_pages=settings.populate,
         )
-    if listener is not None:
-        listener.close()
     _place = place
 
 

@@ -33,7 +33,6 @@ from strata_jax._version import __version__
 
 _POLL_S = 0.5
 _WARN_S = 20.0
-_HELLO_S = 5.0  # within which who connects says who it is
 _MOST_MESSAGE_BYTES = 1 << 16
 _LARGEST_ARENA_BYTES = 1 << 40
 _PIECE_BYTES = 2 << 20
@@ -89,24 +88,40 @@ class _Store:
         index = _compat.distributed_process_index()
         self._client.key_value_set(f"{self._prefix}/{topic}/{index}", json.dumps(value))
 
-    def get_all(self, topic: str) -> tuple[dict[str, Any], ...]:
-        """Returns the record of each process of the job, waiting for those that are late."""
+    def withdraw(self, topic: str) -> None:
+        """Takes the record of this process down."""
+        index = _compat.distributed_process_index()
+        self._client.key_value_delete(f"{self._prefix}/{topic}/{index}")
+
+    def get_all(
+        self, topic: str, places: Sequence[dict[str, Any]] = ()
+    ) -> tuple[dict[str, Any], ...]:
+        """Returns the record of each process of the job, waiting for those that are late.
+
+        Args:
+            topic: of the records.
+            places: who the processes are, if that is known: one that ends is then noticed.
+        """
         found = []
         start = time.monotonic()
         warned = False
-        for index in range(_compat.distributed_num_processes()):
-            key = f"{self._prefix}/{topic}/{index}"
+        num_processes = _compat.distributed_num_processes()
+        for index in range(num_processes):
             while True:
-                value = _compat.try_get(self._client, key, _POLL_S)
+                value = self._get(topic, index, _POLL_S)
                 if value is not None:
                     break
+                if places:
+                    _check_alive(places, [index])
                 now = time.monotonic()
                 if now > self._deadline:
+                    later = range(index + 1, num_processes)
+                    missing = [index, *(i for i in later if self._get(topic, i, 0.01) is None)]
                     raise RuntimeError(
-                        f"strata_jax.init() waited {now - start:.0f} s for process {index}, which "
-                        f"did not call strata_jax.init(). Every process of the job must call it "
-                        f"after jax.distributed.initialize(); look for an earlier error in that "
-                        f"process, or give init(timeout_s=...) more seconds"
+                        f"strata_jax.init() waited {now - start:.0f} s for {_names(missing)}, "
+                        f"which did not call strata_jax.init(). Every process of the job must call "
+                        f"it after jax.distributed.initialize(); look for an earlier error there, "
+                        f"or give init(timeout_s=...) more seconds"
                     )
                 if now - start > _WARN_S and not warned:
                     warned = True
@@ -116,6 +131,15 @@ class _Store:
                     )
             found.append(json.loads(value))
         return tuple(found)
+
+    def _get(self, topic: str, index: int, timeout_s: float) -> str | None:
+        return _compat.try_get(self._client, f"{self._prefix}/{topic}/{index}", timeout_s)
+
+
+def _names(indices: Sequence[int]) -> str:
+    if len(indices) == 1:
+        return f"process {indices[0]}"
+    return f"processes {', '.join(map(str, indices[:-1]))} and {indices[-1]}"
 
 
 def _host_key() -> str:
@@ -128,14 +152,14 @@ def _pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def find_place(
-    listener: socket.socket, epoch: int, timeout_s: float, arena_bytes: int, settings: str
-) -> Place:
+_epoch = 0  # how often all processes came together here; the same in all of them
+
+
+def find_place(listener: socket.socket, timeout_s: float, arena_bytes: int, settings: str) -> Place:
     """Learns which processes are on this host, and agrees with them on addresses.
 
     Args:
         listener: where others connect to this process.
-        epoch: how often init() was called before.
         timeout_s: seconds to wait for others.
         arena_bytes: address space wanted for an arena; 0 or less for a default.
         settings: what must be the same in all processes.
@@ -144,7 +168,8 @@ def find_place(
         RuntimeError: a process did not come; versions or settings differ; there is no address that
             all have free.
     """
-    store = _Store(epoch, time.monotonic() + timeout_s)
+    global _epoch
+    store = _Store(_epoch, time.monotonic() + timeout_s)
     store.put(
         "place",
         {
@@ -162,7 +187,12 @@ def find_place(
             "flags": os.environ.get("XLA_FLAGS", ""),
         },
     )
-    records = store.get_all("place")
+    try:
+        records = store.get_all("place")
+    except RuntimeError:
+        store.withdraw("place")  # for another try, once the missing ones come
+        raise
+    _epoch += 1
     _check_alike(records)
     keys = [record["host"] for record in records]
     order = list(dict.fromkeys(keys))
@@ -181,7 +211,7 @@ def find_place(
     # All processes take part in this, also those that are alone on their host.
     total = place.control_bytes + 2 * len(members) * size
     store.put("free", {"addresses": _core.free_addresses(total)})
-    free = store.get_all("free")
+    free = store.get_all("free", records)
     common = [
         address
         for address in free[index]["addresses"]
@@ -212,7 +242,7 @@ def _check_alike(records: Sequence[dict[str, Any]]) -> None:
         for index, record in enumerate(records):
             values.setdefault(record[name], []).append(index)
         if len(values) > 1:
-            listed = "; ".join(f"{value} in process {who}" for value, who in values.items())
+            listed = "; ".join(f"{value} in {_names(who)}" for value, who in values.items())
             raise RuntimeError(
                 f"strata_jax.init(): the processes of this job have different {what}: {listed}. "
                 f"They must be the same in all; start all processes alike"
@@ -254,7 +284,10 @@ class _Link:
     def receive(self) -> tuple[dict[str, Any], list[int]]:
         self.sock.settimeout(max(self._deadline - time.monotonic(), 0.01))
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, _MOST_MESSAGE_BYTES, 3)
+            # Close on exec: not for a process that another thread starts now.
+            data, fds, _, _ = socket.recv_fds(
+                self.sock, _MOST_MESSAGE_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+            )
         except TimeoutError as error:
             raise RuntimeError(
                 f"strata_jax.init(): process {self.index} (pid {self.pid}) has connected, but did "
@@ -284,6 +317,7 @@ def _connect(listener: socket.socket, place: Place, deadline: float) -> Iterator
     own_token = place.records[own]["token"]
     for index in place.members[: place.own]:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(max(deadline - time.monotonic(), 0.01))
         try:
             sock.connect("\0" + place.records[index]["socket"])
         except OSError as error:
@@ -298,33 +332,38 @@ def _connect(listener: socket.socket, place: Place, deadline: float) -> Iterator
             raise RuntimeError(f"strata_jax.init(): process {index} does not know this process")
         yield link
     missing = set(place.members[place.own + 1 :])
+    silent: list[socket.socket] = []  # have connected, and not said who they are
     while missing:
-        if not select.select([listener], [], [], _POLL_S)[0]:
-            _check_alive([place.records[index] for index in missing], missing)
+        readable = select.select([listener, *silent], [], [], _POLL_S)[0]
+        if not readable:
+            _check_alive(place.records, missing)
             if time.monotonic() > deadline:
                 raise RuntimeError(
-                    f"strata_jax.init(): processes {sorted(missing)} of this host did not connect "
-                    f"in time; look for their errors"
+                    f"strata_jax.init(): {_names(sorted(missing))} of this host did not connect "
+                    f"in time; look for errors there"
                 )
-            continue
-        sock, _ = listener.accept()
-        found = _invited(sock, own_token, missing)
-        if found is None:
-            logging.warning("strata_jax: refused a connection that was not invited")
-            sock.close()
-            continue
-        index = found
-        link = _Link(sock, index, deadline)
-        link.send({"token": place.records[index]["token"]})
-        missing.remove(index)
-        yield link
+        for ready in readable:
+            if ready is listener:
+                silent.append(listener.accept()[0])
+                continue
+            silent.remove(ready)
+            found = _invited(ready, own_token, missing)
+            if found is None:
+                logging.warning("strata_jax: refused a connection that was not invited")
+                ready.close()
+                continue
+            link = _Link(ready, found, deadline)
+            link.send({"token": place.records[found]["token"]})
+            missing.remove(found)
+            yield link
+    for sock in silent:
+        sock.close()
 
 
 def _invited(sock: socket.socket, token: str, expected: set[int]) -> int | None:
-    """Returns the index of the process that has connected, None if it is none that may."""
+    """Returns the index of the process that says who it is, None if it is none that may."""
     if _peer(sock)[1] != os.geteuid():
         return None
-    sock.settimeout(_HELLO_S)
     try:
         hello = json.loads(sock.recv(_MOST_MESSAGE_BYTES))
     except (OSError, ValueError):
@@ -335,16 +374,26 @@ def _invited(sock: socket.socket, token: str, expected: set[int]) -> int | None:
     return index if index in expected else None
 
 
-def _check_alive(records: Sequence[dict[str, Any]], indices: Iterable[int]) -> None:
-    for record, index in zip(records, indices, strict=True):
-        if (
-            record["pid_namespace"] == _pid_namespace()
-            and not Path(f"/proc/{record['pid']}").exists()
-        ):
+def _check_alive(places: Sequence[dict[str, Any]], indices: Iterable[int]) -> None:
+    """Raises if one of some processes has ended, of those whose process ids mean something here."""
+    own = places[_compat.distributed_process_index()]
+    for index in indices:
+        pid = places[index]["pid"]
+        alike = all(places[index][name] == own[name] for name in ("host", "pid_namespace"))
+        if alike and _has_ended(pid):
             raise RuntimeError(
-                f"strata_jax.init(): process {index} (pid {record['pid']}) ended while the "
-                f"processes of this host were joining; look for its error"
+                f"strata_jax.init(): process {index} (pid {pid}) ended while the processes of this "
+                f"host were joining; look for its error"
             )
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is no more, or a zombie that nobody has waited for."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return text.rpartition(") ")[2][:1] in "ZX"  # "pid (name) state ...", proc(5)
 
 
 def _tell_all(links: Sequence[_Link], error: str) -> None:

@@ -50,6 +50,7 @@ struct alignas(64) Record {
   uint32_t pull;                      // each process writes its own ranks' results
   uint32_t staged;                    // all operands are copies: nobody needs to wait for readers
   int32_t num_ranks, num_in, num_out;
+  uint64_t number;  // counts the records that the owner took
   uint64_t fingerprint, parts_hash;
   int32_t operation, kind;
   Part parts[kDescribedParts];  // the first operands, for messages

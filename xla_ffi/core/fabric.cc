@@ -174,6 +174,7 @@ int Fabric::TakeRecord(uint64_t key) {
     // Before the key is stored.
     if (i >= kWindow) board(slot_).overflowed.store(1, std::memory_order_seq_cst);
     taken_[at] = true;
+    board(slot_).records[at].number = ++num_taken_;
     return at;
   }
   return -1;
@@ -319,18 +320,28 @@ void Fabric::WatchProcesses() {
 // Reads another's text while that may be written: for messages only.
 __attribute__((no_sanitize("thread"))) std::string Fabric::Doing(int slot) const {
   const Board& board = control_->board(slot);
-  std::string text;
-  for (int at = 0; at < kNumRecords; ++at) {
-    const Record& record = board.records[at];
-    if (board.keys[at].load(std::memory_order_acquire) == 0) continue;
-    if (record.state.load(std::memory_order_acquire) != kPosted) continue;
+  const auto label_of = [](const Record& record) {
     char label[sizeof record.label];
     for (size_t i = 0; i < sizeof label; ++i) label[i] = record.label[i];
     label[sizeof label - 1] = 0;
-    if (!text.empty()) return text + ", and others";
-    text = label;
+    return std::string(label);
+  };
+  std::string waits;
+  const Record* given_up = nullptr;  // the latest
+  for (int at = 0; at < kNumRecords; ++at) {
+    const Record& record = board.records[at];
+    if (board.keys[at].load(std::memory_order_acquire) == 0) continue;
+    const uint32_t state = record.state.load(std::memory_order_acquire);
+    if (state == kPosted) {
+      if (!waits.empty()) return waits + ", and others";
+      waits = ", which waits in " + label_of(record);
+    } else if ((state & kFailed) != 0 &&
+               (given_up == nullptr || record.number > given_up->number)) {
+      given_up = &record;
+    }
   }
-  return text;
+  if (!waits.empty() || given_up == nullptr) return waits;
+  return ", which gave up " + label_of(*given_up);
 }
 
 }  // namespace strata::core

@@ -71,7 +71,7 @@ class Fabric {
   std::string WhyDead(uint64_t mask, const std::vector<int64_t>& devices) const;
   // " (that process is stopped, ...)" or nothing.
   std::string StoppedNote(int slot) const;
-  // What a process waits in, for messages; empty if in nothing.
+  // ", which waits in ..." or what it gave up, for messages; empty if nothing.
   std::string Doing(int slot) const;
   // Whether a process that is dead said before that it would end.
   bool EndedInOrder(int slot) const;
@@ -138,7 +138,8 @@ class Fabric {
   std::mutex mu_;  // guards all below
   std::list<std::shared_ptr<ProcessMeeting>> watched_;
   std::deque<std::shared_ptr<ProcessMeeting>> retired_;
-  std::vector<bool> taken_;            // records of this process
+  std::vector<bool> taken_;  // records of this process
+  uint64_t num_taken_ = 0;
   std::vector<char*> free_mailboxes_;  // the last used first: its pages are warm
   std::map<uint64_t, std::unique_ptr<Launches>> launches_;
   int num_threads_ = 0;

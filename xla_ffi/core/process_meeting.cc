@@ -530,7 +530,6 @@ std::string ProcessMeeting::Missing() {
     std::string doing;
     if (!all_here_) {
       doing = fabric_.Doing(slots_[i]);
-      if (!doing.empty()) doing = ", which waits in " + doing;
     } else if (RecordOf(i).num_workers.load(std::memory_order_relaxed) > 0) {
       doing = ", which has not done its part of the work";
     } else if (!pull_ || (RecordOf(i).state.load(std::memory_order_relaxed) & kLeft) != 0) {
