@@ -1,104 +1,169 @@
 # Copyright 2026 The strata_jax Authors. SPDX-License-Identifier: Apache-2.0
-"""Kills a random rank of a job at a random moment, again and again, and looks what the others do.
+"""Kills a random rank at a random moment of a job, many times, and counts what became of the rest.
 
-    python tests/bench/kills.py [--kills 100] [--processes 4]
+    python tests/bench/kills.py [--kills 100] [--processes 3] [--devices 1] [--seed 0]
 
-Each survivor has to report a clean error, which names the process that was killed, within 2 s, all
-have to be gone within 5 s, and nothing may be left on the host.
+The job trains: several operations of 4 KiB to 16 MiB a device, and arrays that come and go. It runs
+under `strata-jax launch`. Exit status 1 unless every survivor reports an error that names the dead
+rank, its process and an operation within 2 s, is gone within 5 s, and leaves nothing on the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import pathlib
 import random
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "multiprocess"))
-import launch
+_JOB = """
+import os, sys, time
+import jax
+jax.distributed.initialize()
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import strata_jax
 
-NOTICED_S, GONE_S = 2.0, 5.0
-
-# Operations of 4 KiB to 16 MiB, one after another and several at once, and arrays that come and go.
-CODE = """
-import random
 strata_jax.init()
-def of_one(v):
-    a, b = lax.psum(v, "x"), lax.all_gather(v, "x", tiled=True)
-    return a + lax.psum_scatter(b, "x", tiled=True) + lax.ppermute(v, "x", [(0, 1), (1, 0)])
-f = sharded(of_one)
-arrays = [place(np.ones((num_devices, size), np.float32)) for size in (1 << 10, 1 << 16, 1 << 22)]
-for x in arrays:
-    jax.block_until_ready(f(x))
-say("pid", os.getpid())
+rank, n = jax.process_index(), len(jax.devices())
+mesh = Mesh(np.array(jax.devices()), ("x",))
+SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22]  # elements of 4 bytes
+
+def step(w, size):
+    g = strata_jax.psum(jnp.sin(w), "x")
+    parts = strata_jax.all_to_all(w.reshape(n, -1), "x", 0, 0).reshape(-1)
+    mean = strata_jax.all_gather(w[: size // 8], "x").mean()
+    return jnp.tanh(w * 0.9 + g * 0.01 + parts[:1] * 0.01 + mean)
+
+steps = []
+for size in SIZES:
+    size -= size % n
+    f = jax.jit(jax.shard_map(lambda w, size=size: step(w[0], size)[None], mesh=mesh,
+                              in_specs=P("x"), out_specs=P("x"), check_vma=False))
+    w = jax.make_array_from_callback((n, size), NamedSharding(mesh, P("x")),
+                                     lambda i, size=size: np.full((1, size), 0.1, np.float32))
+    steps.append((f, f(w).block_until_ready()))
+files = {line.split()[4] for line in open("/proc/self/maps") if "/memfd:strata_jax" in line}
+sockets = [os.readlink(f"/proc/self/fd/{d}") for d in os.listdir("/proc/self/fd")
+           if os.path.islink(f"/proc/self/fd/{d}")]
+print("ready", os.getpid(), *files, *[s for s in sockets if s.startswith("socket:")], flush=True)
 try:
-    for i in range(10**9):
-        x = arrays[i % 3] if i % 7 else arrays[i % 3] + i
-        jax.block_until_ready(f(x))
+    for turn in range(1 << 30):
+        for i, (f, w) in enumerate(steps):
+            if i < 3 or turn % 8 == 0:
+                steps[i] = f, f(w)
+        kept = [jnp.zeros(5000 + 1000 * (turn % 50 + j)) for j in range(4)]
+        jax.block_until_ready([w for _, w in steps])
 except Exception as error:
-    say("error", time.monotonic(), " ".join(str(error).split()))
-    sys.exit(3)
+    print("error", time.time(), str(error).replace("\\n", " "), flush=True)
+    sys.exit(5)
 """
 
+_START = (
+    "import sys; from strata_jax.tools import main; sys.exit(main.main(['launch', *sys.argv[1:]]))"
+)
+_ERROR_S, _GONE_S, _START_S = 2.0, 5.0, 90.0
 
-def sockets() -> int:
-    """Returns the number of our sockets on this host."""
-    return pathlib.Path("/proc/net/unix").read_text(encoding="ascii").count("strata_jax-")
 
-
-def one_kill(num_processes: int, rng: random.Random) -> str:
-    """Runs one job; returns what was wrong, empty if nothing."""
-    left_before = (sockets(), sorted(os.listdir("/dev/shm")))
-    with launch.Job(CODE, num_processes=num_processes, timeout_s=60) as job:
-        job.wait_for("pid ", times=num_processes, timeout_s=50)
-        pids = {int(r): int(p) for r, p in re.findall(r"\[(\d+)\] pid (\d+)", job.out())}
-        time.sleep(rng.uniform(0, 1))
-        victim = rng.randrange(num_processes)
+def one_kill(number: int, args: argparse.Namespace, folder: pathlib.Path) -> list[str]:
+    """Runs a job, kills a rank; returns what was not as it should be."""
+    chance = random.Random(args.seed * 100_000 + number)
+    victim, delay_s = chance.randrange(args.processes), chance.uniform(0, 1.5)
+    output = folder / f"{number}.log"
+    command = [sys.executable, "-P", "-c", _START, "-n", str(args.processes), "--grace", "8"]
+    with output.open("wb") as file:
+        launcher = subprocess.Popen(
+            [*command, "--devices-per-process", str(args.devices), str(folder / "job.py")],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + _START_S
+        while output.read_text(errors="replace").count("ready ") < args.processes:
+            if time.monotonic() > deadline or launcher.poll() is not None:
+                return ["did not start"]
+            time.sleep(0.05)
+        ready = dict(re.findall(r"\[(\d+)\] ready (.*)", output.read_text(errors="replace")))
+        pids = {int(rank): int(words.split()[0]) for rank, words in ready.items()}
+        time.sleep(delay_s)
+        killed_at = time.time()
         os.kill(pids[victim], signal.SIGKILL)
-        killed = time.monotonic()
-        result = job.wait()
-        gone_s = time.monotonic() - killed
-    problems = []
-    if result.status != 128 + signal.SIGKILL:
-        problems.append(f"the launcher ended with {result.status}")
-    if gone_s > GONE_S:
-        problems.append(f"gone after {gone_s:.1f} s")
+        try:
+            launcher.wait(40)
+        except subprocess.TimeoutExpired:
+            return ["hang"]
+        gone_s = time.time() - killed_at
+    finally:
+        launcher.kill()
+        launcher.wait()
+    faults = []
+    errors = {
+        int(rank): (float(at) - killed_at, text)
+        for rank, at, text in re.findall(
+            r"\[(\d+)\] error (\S+) (.*)", output.read_text(errors="replace")
+        )
+    }
     for rank in set(pids) - {victim}:
-        found = re.search(r"error ([\d.]+) (.*)", result.out[rank])
-        if not found:
-            problems.append(f"rank {rank} reported no error")
+        seconds, text = errors.get(rank, (0.0, ""))
+        names = (f"process {victim} (pid {pids[victim]})", "operation ", "rank ")
+        if not text:
+            faults.append("no error")
+        elif not all(name in text for name in names):
+            faults.append("an error without names")
+        elif seconds > _ERROR_S:
+            faults.append("a late error")
+    if gone_s > _GONE_S:
+        faults.append("survivors stayed")
+    if _leftovers(ready, pids):
+        faults.append("leftovers")
+    return faults
+
+
+def _leftovers(ready: dict[str, str], pids: dict[int, int]) -> list[str]:
+    words = {word for text in ready.values() for word in text.split()[1:]}
+    left = [f"process {pid}" for pid in pids.values() if pathlib.Path(f"/proc/{pid}").exists()]
+    for line in pathlib.Path("/proc/net/unix").read_text().splitlines()[1:]:
+        if f"socket:[{line.split()[6]}]" in words:
+            left.append(line)
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
             continue
-        noticed_s = float(found[1]) - killed
-        if noticed_s > NOTICED_S:
-            problems.append(f"rank {rank} noticed after {noticed_s:.1f} s")
-        if f"(pid {pids[victim]})" not in found[2]:
-            problems.append(f"rank {rank} does not name process {pids[victim]}: {found[2]}")
-    if any(os.path.exists(f"/proc/{pid}") for pid in pids.values()):
-        problems.append("a process is left")
-    if (sockets(), sorted(os.listdir("/dev/shm"))) != left_before:
-        problems.append("a socket or a segment is left")
-    return "; ".join(problems) + (f"\n{result.report()}" if problems else "")
+        left += [x for x in lines if "/memfd:strata_jax" in x and x.split()[4] in words]
+    return left + [str(path) for path in pathlib.Path("/dev/shm").glob("strata*")]
 
 
 def main() -> int:
-    """Runs all; returns 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Prints a table; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Kill ranks of jobs, and count the outcomes.")
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rng = random.Random(args.seed)
-    num_bad = 0
-    for i in range(args.kills):
-        problem = one_kill(args.processes, rng)
-        num_bad += bool(problem)
-        print(f"kill {i + 1}: {problem or 'clean'}", flush=True)
-    print(f"{args.kills - num_bad} of {args.kills} clean")
-    return int(num_bad > 0)
+    counts: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory(prefix="strata-kills-") as name:
+        folder = pathlib.Path(name)
+        (folder / "job.py").write_text(_JOB)
+        for number in range(args.kills):
+            faults = one_kill(number, args, folder)
+            counts.update(set(faults) or {"clean"})
+            if faults:
+                text = (folder / f"{number}.log").read_text(errors="replace")
+                print(f"kill {number}: {', '.join(faults)}\n{text}", flush=True)
+    print(f"{args.kills} kills, {args.processes} processes of {args.devices} devices")
+    kinds = ["clean", "no error", "an error without names", "a late error", "survivors stayed"]
+    for kind in [*kinds, "hang", "leftovers", "did not start"]:
+        print(f"{kind:24}{counts[kind]:5}")
+    return 0 if counts["clean"] == args.kills else 1
 
 
 if __name__ == "__main__":
