@@ -101,7 +101,7 @@ class Fabric {
   void Watch(std::shared_ptr<ProcessMeeting> meeting);
   // Keeps what others may still read or write until they have left a meeting that ended here.
   void Retire(std::shared_ptr<ProcessMeeting> meeting);
-  void Sweep();
+  bool Sweep();  // whether something was given up
 
   // Microseconds that a rank may wait for others by looking again and again.
   double spin_us() const { return spin_us_.load(std::memory_order_relaxed); }
