@@ -140,7 +140,7 @@ def _enter_place(
         assert listener is not None
         try:
             joining.join(listener, place, timeout_s, _spin_us(place, settings))
-        except RuntimeError:
+        except BaseException:
             _core.arena_uninstall()
             raise
         coordinator = _compat.coordinator_process_index()

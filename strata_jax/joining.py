@@ -366,12 +366,12 @@ def _invited(sock: socket.socket, token: str, expected: set[int]) -> int | None:
         return None
     try:
         hello = json.loads(sock.recv(_MOST_MESSAGE_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(hello, dict) or hello.get("token") != token:
         return None
-    index: int | None = hello.get("index")
-    return index if index in expected else None
+    index = hello.get("index")
+    return index if isinstance(index, int) and index in expected else None
 
 
 def _check_alive(places: Sequence[dict[str, Any]], indices: Iterable[int]) -> None:
@@ -419,7 +419,6 @@ def join(listener: socket.socket, place: Place, timeout_s: float, spin_us: float
         RuntimeError: one of the processes could not; then it is raised in all of them.
     """
     deadline = time.monotonic() + timeout_s
-    own = place.own
     memory = _core.shared_memory(
         staging_address=place.arena_address + place.arena_bytes,
         staging_bytes=place.arena_bytes,
@@ -427,8 +426,40 @@ def join(listener: socket.socket, place: Place, timeout_s: float, spin_us: float
     )
     number = secrets.randbits(63)
     _core.show_number(number)
-    control_fd = _core.make_control(len(place.members)) if own == 0 else -1
-    links = list(_connect(listener, place, deadline))
+    links: list[_Link] = []
+    fds: list[int] = []
+    try:
+        _join(listener, place, deadline, spin_us, memory, number, links, fds)
+    except BaseException:
+        _core.abandon_join()
+        for link in links:
+            link.sock.close()
+        raise
+    finally:
+        for fd in fds:
+            os.close(fd)
+    for link in links:
+        link.sock.setblocking(True)
+        link.sock.detach()  # the compiled core's from now on
+
+
+def _join(
+    listener: socket.socket,
+    place: Place,
+    deadline: float,
+    spin_us: float,
+    memory: Sequence[tuple[int, int, int]],
+    number: int,
+    links: list[_Link],
+    received: list[int],
+) -> None:
+    """Joins; adds connections and descriptors to the lists, also where it fails."""
+    own = place.own
+    control_fd = -1
+    if own == 0:
+        control_fd = _core.make_control(len(place.members))
+        received.append(control_fd)
+    links.extend(_connect(listener, place, deadline))
     listener.close()
     for link in links:
         own_fds = [memory[0][0], memory[1][0], *([control_fd] if own == 0 else [])]
@@ -436,7 +467,6 @@ def join(listener: socket.socket, place: Place, timeout_s: float, spin_us: float
     numbers: dict[int, int] = {}
     staging: dict[int, int] = {}
     peers = []
-    received: list[int] = []
     by_index = {link.index: link for link in links}
     for slot, index in enumerate(place.members):
         if slot == own:
@@ -466,8 +496,3 @@ def join(listener: socket.socket, place: Place, timeout_s: float, spin_us: float
         if _core.echo_of(slot) != number ^ (slot + 1):
             error = f"process {place.members[slot]} does not reach the memory of this process"
     _tell_all(links, error)
-    for fd in {*received, control_fd}:
-        os.close(fd)
-    for link in links:
-        link.sock.setblocking(True)
-        link.sock.detach()  # the compiled core's from now on

@@ -10,6 +10,7 @@ somebody is dead.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import jax
@@ -49,8 +50,9 @@ def _wait_for_programs() -> None:
     last = jax.jit(lambda: jax.numpy.zeros(devices.size), out_shardings=sharding)
     jax.block_until_ready(last())
     for array in jax.live_arrays("cpu"):  # those of other threads
-        if not array.is_deleted():
-            array.block_until_ready()
+        with contextlib.suppress(Exception):  # of a program that failed: that is over, too
+            if not array.is_deleted():
+                array.block_until_ready()
 
 
 def _leave() -> bool:

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/alloc_hook.h"
@@ -33,7 +34,9 @@ constexpr uint64_t kAddresses[] = {0x1000'0000'0000, 0x2000'0000'0000, 0x3000'00
 // What this process brings, until it has joined.
 struct Joining {
   std::unique_ptr<core::Arena> staging;
+  std::unique_ptr<core::Fabric> fabric;  // until it starts
   std::unique_ptr<core::PageMapper> mapper;
+  std::vector<std::pair<void*, size_t>> mapped;
   char* block = nullptr;  // in the staging arena: where others show that they reach it
 };
 Joining& TheJoining() {
@@ -89,6 +92,15 @@ int MakeControl(int num_processes) {
   return fd;
 }
 
+// Takes back what join() did, so that it can be called again.
+void Abandon() {
+  Joining& joining = TheJoining();
+  joining.mapper.reset();
+  joining.fabric.reset();
+  for (const auto& [address, num_bytes] : joining.mapped) platform::Unmap(address, num_bytes);
+  joining.mapped.clear();
+}
+
 // (process index, pid here or 0, socket, arena: descriptor, address, bytes, staging: the same)
 using Peer = std::tuple<int, int64_t, int, int, uint64_t, uint64_t, int, uint64_t, uint64_t>;
 
@@ -99,6 +111,7 @@ void Join(int slot, int control_fd, uint64_t control_address, const std::vector<
   const auto map = [](const std::string& what, int fd, uint64_t address, uint64_t num_bytes) {
     const std::string error = platform::MapShared(fd, reinterpret_cast<void*>(address), num_bytes);
     if (!error.empty()) throw std::runtime_error("cannot map " + what + ": " + error);
+    TheJoining().mapped.emplace_back(reinterpret_cast<void*>(address), num_bytes);
   };
   map("the control segment", control_fd, control_address, ControlBytes(num_processes));
   auto* const control = reinterpret_cast<core::Control*>(control_address);
@@ -129,7 +142,7 @@ void Join(int slot, int control_fd, uint64_t control_address, const std::vector<
       control, slot, std::move(processes), core::AllocatorArena(), std::move(TheJoining().staging));
   fabric->SetSpin(spin_us);
   TheJoining().mapper = std::make_unique<core::PageMapper>(control, fabric.get());
-  core::SetTheFabric(std::move(fabric));
+  TheJoining().fabric = std::move(fabric);
 }
 
 // Each process has a block with a word for each other one, and its own number in the last.
@@ -167,6 +180,7 @@ void BindJoining(nb::module_& m) {
   m.def("make_control", MakeControl, nb::arg("num_processes"), "A new one's descriptor.");
   m.def("join", Join, nb::arg("slot"), nb::arg("control_fd"), nb::arg("control_address"),
         nb::arg("peers"), nb::arg("spin_us"), "Maps the memory of all processes of this host.");
+  m.def("abandon_join", Abandon, "Takes back what join() did.");
   m.def("show_number", ShowNumber, nb::arg("number"), "Writes it where others can read it.");
   m.def("echo", Echo, nb::arg("staging_address"), nb::arg("own_slot"), nb::arg("number"),
         "Reads another's number, and leaves it one.");
@@ -174,6 +188,7 @@ void BindJoining(nb::module_& m) {
   m.def(
       "start_fabric",
       [](int coordinator, bool map_pages) {
+        core::SetTheFabric(std::move(TheJoining().fabric));
         core::TheFabric()->Start(coordinator);
         if (map_pages) TheJoining().mapper->Start();
       },

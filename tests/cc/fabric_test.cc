@@ -439,5 +439,63 @@ TEST(Fabric, WhatAStoppedProcessMayWriteIsNotUsedAgain) {
   }));
 }
 
+TEST(Fabric, WhoHasNoWorkLeftLearnsThatAnotherGaveUp) {
+  stopped_in_unit = 0;
+  may_go_on = false;
+  Host host(2, 1, 0);
+  const int64_t count = 1 << 20;
+  auto collectives = host.Make(kSlow, count);
+  Array in0(&host.arena(0), count), out0(&host.arena(0), count);
+  Array in1(&host.arena(1), count), out1(&host.arena(1), count);
+  Outcome first, second;
+  Arrive(*collectives[0], 0, 1, in0, out0, first);
+  std::thread last([&] {
+    stops_in_units = true;
+    Arrive(*collectives[1], 1, 1, in1, out1, second);
+  });
+  ASSERT_TRUE(Eventually([] { return stopped_in_unit > 0; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the first does all other units
+  EXPECT_FALSE(first.IsDone());
+  EXPECT_EQ(collectives[1]->FailOpen([](uint32_t, bool) { return true; }, FailureCode::kCancelled,
+                                     [](const std::string&, bool) { return "interrupted"; }),
+            1);
+  const auto told = first.Wait();
+  ASSERT_TRUE(told.has_value());
+  EXPECT_NE(told->message.find("gave up"), std::string::npos) << told->message;
+  may_go_on = true;
+  EXPECT_TRUE(second.Wait().has_value());
+  last.join();
+}
+
+// A plan that depends on what is in the operands, as that of ragged_all_to_all does.
+constexpr float kGarbage = -1;
+std::string PlanByOperands(const Meeting& meeting, Work& work) {
+  for (int rank = 0; rank < meeting.num_ranks; ++rank) {
+    if (*static_cast<const float*>(*meeting.In(0, rank)) == kGarbage) return "garbage";
+  }
+  return PlanSlowly(meeting, work);
+}
+const Operation kByOperands = {"by_operands", PlanByOperands, slow_stats};
+
+TEST(Fabric, OperandsAreNotPlannedWithAfterTheWorkIsDone) {
+  Host host(2, 1, 0);
+  const int64_t count = 5000;
+  auto collectives = host.Make(kByOperands, count);
+  Array in0(&host.arena(0), count), out0(&host.arena(0), count);
+  Array in1(&host.arena(1), count), out1(&host.arena(1), count);
+  for (int run = 0; run < 300; ++run) {
+    std::fill_n(in0.data(), count, 1.0f);
+    std::fill_n(in1.data(), count, 2.0f);
+    Outcome early, late;
+    Arrive(*collectives[0], 0, run, in0, out0, early);
+    Arrive(*collectives[1], 1, run, in1, out1, late);
+    ASSERT_FALSE(late.Wait().has_value());
+    *in1.data() = kGarbage;  // as XLA uses the memory of an operand again
+    const auto failure = early.Wait();
+    ASSERT_FALSE(failure.has_value()) << failure->message;
+    for (int64_t i = 0; i < count; ++i) ASSERT_EQ(out0.data()[i], 3.0f);
+  }
+}
+
 }  // namespace
 }  // namespace strata::core

@@ -31,7 +31,7 @@ print(*(float(loss) for loss in losses.reshape({NUM_EPOCHS}, -1)[:, -1]))
 
 def python(*argv: str) -> subprocess.CompletedProcess[str]:
     """Runs Python with this installation of strata_jax."""
-    paths = [str(host.package_root()), os.environ.get("PYTHONPATH", "")]
+    paths = filter(None, [str(host.package_root()), os.environ.get("PYTHONPATH")])
     return subprocess.run(
         [sys.executable, *argv],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

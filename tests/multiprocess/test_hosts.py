@@ -127,7 +127,6 @@ say("done")
     ("hosts", "num_devices", "in_order"),
     [
         ((0, 0, 1, 1), 1, "split=1"),
-        ((0, 1, 0, 1), 1, "split=1"),
         # Two devices of one host, two of the other, and again: XLA gathers those.
         ((0, 1, 0, 1), 2, "left=1"),
     ],

@@ -111,7 +111,8 @@ def run(
                 "COORDINATOR": f"{ADDRESSES[hosts[0]]}:{_PORT}",
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": str(num_devices),
-                "PYTHONPATH": os.pathsep.join([_HERE, os.environ.get("PYTHONPATH", "")]),
+                # An empty entry would be the working folder, in which a checkout may be.
+                "PYTHONPATH": os.pathsep.join(filter(None, [_HERE, os.environ.get("PYTHONPATH")])),
             }
             job = subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output

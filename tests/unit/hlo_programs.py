@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jaxlib.mlir import ir
 
 import strata_jax
 from strata_jax import _compat
-from strata_jax.hlo import rewrite, schema
+from strata_jax.hlo import find, rewrite, schema
 from strata_jax.hlo.counters import Counters
 from strata_jax.hlo.operations import ALL_REDUCE, BY_TARGET
 
@@ -118,6 +119,11 @@ def rewritten(data: bytes, **options: Any) -> tuple[Any, dict[str, Any]]:
     counters = Counters()
     result = hook(counters=counters, **options)(data)
     return None if result is None else parse(result), counters.snapshot()
+
+
+def devices_of(num_devices: int) -> Any:
+    """Let so many devices of this process be those of a process, for what asks for their hosts."""
+    return mock.patch.object(find, "PROCESS_SHIFT", num_devices.bit_length() - 1)
 
 
 def only(module: Any, computation: int) -> Any:

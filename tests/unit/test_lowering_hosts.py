@@ -18,9 +18,9 @@ from absl.testing import absltest, parameterized
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
+import hlo_programs as programs
 import one_process
 import strata_jax
-from strata_jax.hlo import find
 from strata_jax.lowering import rules
 
 # Operation -> what it does with axis "i" of 2 devices and an array of bfloat16[4, 4].
@@ -46,7 +46,7 @@ def setUpModule() -> None:
 class LoweringTest(parameterized.TestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.enter_context(mock.patch.object(find, "PROCESS_SHIFT", 2))
+        self.enter_context(programs.devices_of(4))
         rules.use_hosts((0, 1))
         self.addCleanup(rules.use_hosts, (0,))
 

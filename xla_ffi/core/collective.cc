@@ -219,6 +219,7 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
   const int rank = rank_of_[partition], num_ranks = static_cast<int>(group.devices.size());
   std::shared_ptr<Use> use;
   std::shared_ptr<const Failure> failure;
+  std::shared_ptr<ProcessMeeting> meeting;
   bool is_last = false, fail_others = false;
   {
     std::lock_guard<std::mutex> lock(group.mu);
@@ -284,14 +285,14 @@ void Collective::Arrive(int64_t partition, int64_t run_id, Arrival arrival,
         group.uses.erase(it);
       } else if (is_last) {
         Meet(group, use, run_id, rank);
+        meeting = use->meeting;  // it may be failed, and gone, as soon as the lock is
       }
     }
   }
   if (failure != nullptr) {
     if (fail_others) Fail(*use, group, failure);
     arrival.completion.Run(failure.get());
-  } else if (is_last && group.across()) {
-    const std::shared_ptr<ProcessMeeting> meeting = use->meeting;
+  } else if (meeting != nullptr) {
     use.reset();
     meeting->Begin(pool);  // after it ends this object may be gone
   } else if (is_last) {

@@ -223,19 +223,24 @@ void Fabric::Retire(std::shared_ptr<ProcessMeeting> meeting) {
   retired_.push_back(std::move(meeting));
 }
 
-void Fabric::Sweep() {
+bool Fabric::Sweep() {
+  bool reclaimed = false;
   for (int i = 0; i < kMostSwept; ++i) {
     std::shared_ptr<ProcessMeeting> meeting;
     {
       std::lock_guard<std::mutex> lock(mu_);
-      if (retired_.empty()) return;
+      if (retired_.empty()) return reclaimed;
       meeting = std::move(retired_.front());
       retired_.pop_front();
     }
-    if (meeting->TryReclaim()) continue;
+    if (meeting->TryReclaim()) {
+      reclaimed = true;
+      continue;
+    }
     Retire(std::move(meeting));
-    return;
+    return reclaimed;
   }
+  return reclaimed;
 }
 
 Launches& Fabric::LaunchesOf(uint64_t program) {
@@ -278,9 +283,10 @@ void Fabric::Engine() {
   Board& own = board(slot_);
   while (!stopping_.load()) {
     const uint32_t bell = own.bell.load(std::memory_order_seq_cst);
-    while (Round()) {
-    }
-    Sweep();
+    do {
+      while (Round()) {
+      }
+    } while (Sweep());
     own.sleeping.store(1, std::memory_order_seq_cst);  // pairs with the load in Ring()
     if (own.bell.load(std::memory_order_seq_cst) == bell) platform::WaitWhile(own.bell, bell);
     own.sleeping.store(0, std::memory_order_seq_cst);

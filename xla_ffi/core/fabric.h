@@ -101,7 +101,7 @@ class Fabric {
   void Watch(std::shared_ptr<ProcessMeeting> meeting);
   // Keeps what others may still read or write until they have left a meeting that ended here.
   void Retire(std::shared_ptr<ProcessMeeting> meeting);
-  void Sweep();
+  bool Sweep();  // whether something was given up
 
   // Microseconds that a rank may wait for others by looking again and again.
   double spin_us() const { return spin_us_.load(std::memory_order_relaxed); }
@@ -138,7 +138,7 @@ class Fabric {
   std::mutex mu_;  // guards all below
   std::list<std::shared_ptr<ProcessMeeting>> watched_;
   std::deque<std::shared_ptr<ProcessMeeting>> retired_;
-  std::vector<bool> taken_;            // records of this process
+  std::vector<bool> taken_;  // records of this process
   uint64_t num_taken_ = 0;
   std::vector<char*> free_mailboxes_;  // the last used first: its pages are warm
   std::map<uint64_t, std::unique_ptr<Launches>> launches_;

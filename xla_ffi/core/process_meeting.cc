@@ -273,11 +273,20 @@ bool ProcessMeeting::Gather() {
   // not have been seen by that one.
   auto failure = GivenUp();
   if (failure == nullptr && missing) return false;
-  if (failure == nullptr) failure = Plan();
+  if (failure == nullptr) {
+    failure = Plan();
+    // Operands that a plan reads are there until the work is finished, and no longer. After the
+    // plan: what it read before it was finished is right.
+    if (!pull_ && IsFinished()) {
+      failure = nullptr;
+      exhausted_ = true;
+    }
+  }
   if (failure != nullptr) {
     FailLocked(std::move(failure));
     return false;
   }
+  Count();
   all_here_ = true;
   return true;
 }
@@ -317,8 +326,14 @@ std::shared_ptr<const Failure> ProcessMeeting::Plan() {
   }
   work_.Plan();
   counters_ = &fabric_.board(slots_[0]).records[records_[0]].counters;
-  Count();
   return nullptr;
+}
+
+// Whether shared work is done, for everybody.
+bool ProcessMeeting::IsFinished() const {
+  // Sequentially consistent, as the store in Advance() and the accesses of num_watched are: who
+  // gives a meeting to the engine sees that it is finished, or is rung.
+  return RecordOf(0).finished.load(std::memory_order_seq_cst) != 0;
 }
 
 // The failure of a process that gave this operation up, if one did.
@@ -341,6 +356,7 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
   int64_t num_helpers = 0;
   if (record_ < 0 && failure_ == nullptr) {
     if (!Post()) return false;
+    if (failure_ != nullptr) fabric_.Ring(Others());  // no room to stage
     progress = true;
   }
   if (failure_ == nullptr && !all_here_) {
@@ -378,11 +394,15 @@ bool ProcessMeeting::Advance(const ThreadPool* pool, Caller caller) {
       } else {
         worked_ = true;
         if (!pull_) {
-          home.finished.store(1, std::memory_order_release);  // pairs with the load in Settle
+          home.finished.store(1, std::memory_order_seq_cst);  // see IsFinished()
           fabric_.Ring(Others());
         }
       }
     }
+  }
+  if (failure_ == nullptr && all_here_ && exhausted_ && !pull_ && !IsFinished()) {
+    // Who gave up after this process had no unit left may have had one.
+    if (auto failure = GivenUp()) FailLocked(std::move(failure));
   }
   return Settle(lock, caller) || progress;
 }
@@ -413,7 +433,7 @@ bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, Caller caller) {
     // Release pairs with the loads in OthersLeft and IsReclaimable.
     own.state.fetch_or(kLeft, std::memory_order_release);
     // Others wait for it only where they posted operands of their own.
-    if (pull_ && !all_staged_) fabric_.Ring(Others());
+    if ((pull_ && !all_staged_) || failure_ != nullptr) fabric_.Ring(Others());
   };
   if (pulled) leave();
   bool ends = false;
@@ -421,9 +441,7 @@ bool ProcessMeeting::Settle(std::unique_lock<std::mutex>& lock, Caller caller) {
     if (failure_ != nullptr) {
       ends = num_workers_ == 0;
     } else if (all_here_) {
-      ends = pull_ ? pulled && (own.staged != 0 || OthersLeft())
-                   : fabric_.board(slots_[0]).records[records_[0]].finished.load(
-                         std::memory_order_acquire) != 0;
+      ends = pull_ ? pulled && (own.staged != 0 || OthersLeft()) : IsFinished();
     }
   }
   if (ends) ended_.store(true, std::memory_order_release);
@@ -457,8 +475,9 @@ void ProcessMeeting::FailLocked(std::shared_ptr<const Failure> failure) {
   // yet, then who finds it, and with it all, looks once more whether one gave up, and sees this.
   own.state.fetch_or(kFailed, std::memory_order_seq_cst);
   own.closed.store(1, std::memory_order_relaxed);
-  if (records_[0] < 0) records_[0] = fabric_.Find(slots_[0], key_);
-  if (records_[0] >= 0) {
+  // Where each does its own work the first process may have gone on, with its record.
+  if (records_[0] < 0 && !pull_) records_[0] = fabric_.Find(slots_[0], key_);
+  if (records_[0] >= 0 && !pull_) {
     fabric_.board(slots_[0]).records[records_[0]].closed.store(1, std::memory_order_relaxed);
   }
   fabric_.Ring(Others());
@@ -467,9 +486,9 @@ void ProcessMeeting::FailLocked(std::shared_ptr<const Failure> failure) {
 bool ProcessMeeting::Fail(std::shared_ptr<const Failure> failure) {
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_ || failure_ != nullptr) return false;
-  if (all_here_ && !pull_ &&
-      fabric_.board(slots_[0]).records[records_[0]].finished.load(std::memory_order_acquire) != 0) {
-    return false;  // the engine is about to see that it is done
+  if (all_here_ && !pull_ && IsFinished()) {
+    Settle(lock, Caller::kOther);
+    return false;
   }
   FailLocked(std::move(failure));
   Settle(lock, Caller::kOther);
@@ -481,9 +500,7 @@ bool ProcessMeeting::FailOfDead(std::shared_ptr<const Failure> failure) {
   std::unique_lock<std::mutex> lock(mu_);
   if (ended_) return num_workers_ > 0;
   // Shared work that is not finished never will be: they may have claimed some of it.
-  const bool goes_on =
-      all_here_ && (pull_ || fabric_.board(slots_[0]).records[records_[0]].finished.load(
-                                 std::memory_order_acquire) != 0);
+  const bool goes_on = all_here_ && (pull_ || IsFinished());
   if (failure_ == nullptr && !goes_on) FailLocked(std::move(failure));
   const bool reads = num_workers_ > 0 || (failure_ == nullptr && !worked_);
   Settle(lock, Caller::kOther);
@@ -511,13 +528,16 @@ bool ProcessMeeting::TryReclaim() {
     for (char* block : held_) fabric_.arena()->Release(block);
     held_.clear();
   }
+  if (all_left || (failure_ != nullptr && !may_write)) {
+    // Who comes later sees that this process gave up before it reads what was posted.
+    if (mailbox_ != nullptr) fabric_.ReturnMailbox(mailbox_);
+    for (void* block : staged_) fabric_.staging().Free(block);
+    mailbox_ = nullptr;
+    staged_.clear();
+  }
   if (!all_left) return false;
   if (record_ >= 0) fabric_.ReturnRecord(record_);
-  if (mailbox_ != nullptr) fabric_.ReturnMailbox(mailbox_);
-  for (void* block : staged_) fabric_.staging().Free(block);
   record_ = -1;
-  mailbox_ = nullptr;
-  staged_.clear();
   return true;
 }
 

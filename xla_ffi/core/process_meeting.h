@@ -108,6 +108,7 @@ class ProcessMeeting : public std::enable_shared_from_this<ProcessMeeting> {
   std::shared_ptr<const Failure> GivenUp() const;
   bool Settle(std::unique_lock<std::mutex>& lock, Caller caller);
   bool OthersLeft() const;
+  bool IsFinished() const;
   const Record& RecordOf(size_t process) const;
   void FailLocked(std::shared_ptr<const Failure> failure);
   void Count() const;

@@ -53,7 +53,10 @@ void Tick() {
   if (tick % static_cast<uint32_t>(kTicksPerSecond) == 0) {
     if (Arena* arena = AllocatorArena()) arena->Tick(tick / kTicksPerSecond);
   }
-  if (Fabric* fabric = TheFabric()) fabric->Sweep();
+  if (Fabric* fabric = TheFabric()) {
+    // What waits for a record is looked at by the engine.
+    if (fabric->Sweep()) fabric->Ring(uint64_t{1} << fabric->slot());
+  }
   std::vector<std::string> lines;
   ReportOpenUses(tick - warn, &lines);
   for (const std::string& line : lines) {
@@ -101,6 +104,8 @@ void Watchdog::Start(double warn_s, double fail_s, double fail_across_s) {
     for (auto next = Clock::now() + period;; next += period) {
       std::this_thread::sleep_until(next);
       Tick();
+      // After a stop (SIGSTOP, a suspended machine) time goes on from now: nobody could come.
+      next = std::max(next, Clock::now() - period);
     }
   });
 }

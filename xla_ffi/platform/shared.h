@@ -27,6 +27,8 @@ std::string MapShared(int fd, void* address, size_t num_bytes);
 // A forked child does not have this range of the address space from now on.
 void KeepFromForks(void* address, size_t num_bytes);
 
+void Unmap(void* address, size_t num_bytes);
+
 // Puts private zeros over a mapping, at once for all threads that are reading or writing it.
 void ReplaceByZeros(void* address, size_t num_bytes);
 

@@ -78,6 +78,8 @@ std::string MapShared(int fd, void* address, size_t num_bytes) {
 
 void KeepFromForks(void* address, size_t num_bytes) { madvise(address, num_bytes, MADV_DONTFORK); }
 
+void Unmap(void* address, size_t num_bytes) { munmap(address, num_bytes); }
+
 void ReplaceByZeros(void* address, size_t num_bytes) {
   mmap(address, num_bytes, PROT_READ | PROT_WRITE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
