@@ -262,7 +262,7 @@ def test_nothing_is_left_when_the_starter_is_killed(jobs: str) -> None:
         f"import two_hosts; tempfile.tempdir = {jobs!r}\n"
         "two_hosts.run('import time; time.sleep(60)', preamble=False)"
     )
-    with subprocess.Popen([sys.executable, "-c", code]) as starter:
+    with subprocess.Popen([sys.executable, "-P", "-c", code]) as starter:
         try:
             deadline = time.monotonic() + 30
             while sum("job.py 4 " in command for command in _processes_with(jobs)) < 4:
