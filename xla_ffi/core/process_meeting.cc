@@ -274,13 +274,18 @@ bool ProcessMeeting::Gather() {
   auto failure = GivenUp();
   if (failure == nullptr && missing) return false;
   if (failure == nullptr) {
-    failure = Plan();
-    // Operands that a plan reads are there until the work is finished, and no longer. After the
-    // plan: what it read before it was finished is right.
-    if (!pull_ && IsFinished()) {
-      failure = nullptr;
-      exhausted_ = true;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      pull_ = pull_ || RecordOf(i).pull != 0;
+      all_staged_ = all_staged_ && RecordOf(i).staged != 0;
     }
+    // Operands that a plan reads are there until the work is finished, and no longer: one that was
+    // made when that comes true is not used, whatever it read.
+    exhausted_ = !pull_ && IsFinished();
+    if (!exhausted_) {
+      failure = Plan();
+      exhausted_ = !pull_ && IsFinished();
+    }
+    if (exhausted_) failure = nullptr;
   }
   if (failure != nullptr) {
     FailLocked(std::move(failure));
@@ -292,10 +297,6 @@ bool ProcessMeeting::Gather() {
 }
 
 std::shared_ptr<const Failure> ProcessMeeting::Plan() {
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    pull_ = pull_ || RecordOf(i).pull != 0;
-    all_staged_ = all_staged_ && RecordOf(i).staged != 0;
-  }
   const size_t num_ranks = static_cast<size_t>(group_.num_ranks);
   in_.assign(in_parts_.size() * num_ranks, nullptr);
   out_.assign(out_parts_.size() * num_ranks, nullptr);
