@@ -108,7 +108,7 @@ say("all right")
 '''
 
 
-@pytest.mark.parametrize(("num_processes", "num_devices"), [(2, 1), (3, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize(("num_processes", "num_devices"), [(3, 1), (4, 2)], ids=str)
 def test_operations(num_processes: int, num_devices: int) -> None:
     result = launch.run(
         _OPERATIONS,
